@@ -1,0 +1,37 @@
+"""GELU, tanh-GELU, QuickGELU and SiLU in integers: plans, kernels, calibration and ONNX models.
+
+Everything is loaded on first use: importing the package compiles nothing.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from qgelu import activations as activations
+    from qgelu.errors import QGeluError as QGeluError
+    from qgelu.planner import make_plan as make_plan
+    from qgelu.plan import Plan as Plan
+    from qgelu.plan_json import plan_from_json as plan_from_json
+    from qgelu.qparams import AccumulatorParams as AccumulatorParams
+    from qgelu.qparams import QParams as QParams
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "AccumulatorParams": "qgelu.qparams",
+    "Plan": "qgelu.plan",
+    "QGeluError": "qgelu.errors",
+    "QParams": "qgelu.qparams",
+    "make_plan": "qgelu.planner",
+    "plan_from_json": "qgelu.plan_json",
+}
+
+__all__ = ["__version__", "activations", *sorted(_HOMES)]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "activations":
+        return importlib.import_module("qgelu.activations")
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'qgelu' has no attribute {name!r}")

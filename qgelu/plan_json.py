@@ -1,0 +1,149 @@
+"""Plans as JSON. What is read back is the integers; the certificate is proved again, never trusted."""
+
+import json
+from dataclasses import asdict, fields
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qgelu.activations import canonical_name, check_alpha
+from qgelu.errors import QGeluError
+from qgelu.ibert_plan import IBertParameters, ibert_plan_from_parameters
+from qgelu.narrow import NarrowParameters
+from qgelu.plan import Plan
+from qgelu.polynomial import FORMATS, TailPolynomial, family_of
+from qgelu.polynomial_plan import polynomial_plan_from_parameters
+from qgelu.qparams import AccumulatorParams, QParams
+from qgelu.table_plan import table_plan_from_table
+from qgelu.wide import WideParameters
+
+FORMAT: Final = "qgelu.plan"
+VERSION: Final = 1
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+def _params_to_dict(params: QParams | AccumulatorParams) -> dict[str, Any]:
+    return {field.name: _plain(getattr(params, field.name)) for field in fields(params)}
+
+
+def plan_to_json(plan: Plan) -> str:
+    """Return a plan as JSON text (format ``qgelu.plan``, version 1)."""
+    return json.dumps(
+        {
+            "format": FORMAT,
+            "version": VERSION,
+            "kind": plan.kind,
+            "activation": plan.activation,
+            "alpha": plan.alpha,
+            "input": _params_to_dict(plan.input),
+            "output": _params_to_dict(plan.output),
+            "parameters": plan.parameters(),
+            "certificate": asdict(plan.certificate),
+        }
+    )
+
+
+def _integers(value: Any, name: str, dtype: str, ndim: int) -> NDArray[Any]:
+    try:
+        wide = np.array(value)
+    except ValueError:
+        raise QGeluError(f"plan: {name} is ragged") from None
+    if wide.dtype.kind not in "iu" or wide.ndim != ndim or wide.size == 0:
+        raise QGeluError(f"plan: {name} must be a non-empty {ndim}-D array of whole numbers")
+    info = np.iinfo(dtype)
+    if wide.min() < info.min or wide.max() > info.max:
+        raise QGeluError(f"plan: {name} leaves {dtype}")
+    array = wide.astype(dtype)
+    array.setflags(write=False)
+    return array
+
+
+def _read_polynomial(
+    source: QParams | AccumulatorParams, output: QParams, name: Any, alpha: float, stored: dict[str, Any]
+) -> Plan:
+    tail_values = stored["tail"]
+    lanes = tail_values["lanes"]
+    if lanes not in FORMATS or tail_values["family"] != family_of(name):
+        raise QGeluError(f"plan: no tail of family {tail_values['family']!r} in {lanes} lanes for {name}")
+    coefficients = _integers(tail_values["coefficients"], "tail coefficients", "int32", 2)
+    form = FORMATS[lanes]
+    if coefficients.shape[0] != 1 << form.segment_bits:
+        raise QGeluError(f"plan: tail has {coefficients.shape[0]} segments, not {1 << form.segment_bits}")
+    cutoff, gain = float(tail_values["cutoff"]), float(tail_values["gain"])
+    if not (0.0 < cutoff < 1e3 and 0.0 < gain < 1e9):
+        raise QGeluError("plan: tail cutoff or gain out of range")
+    tail = TailPolynomial(family_of(name), lanes, cutoff, gain, coefficients)
+    kind: type[NarrowParameters] | type[WideParameters] = NarrowParameters if lanes == 16 else WideParameters
+    channels = max(np.size(source.scale), np.size(output.scale))
+    arrays = {}
+    for field in fields(kind):
+        if field.name == "coefficients":
+            continue
+        arrays[field.name] = _integers(
+            stored[field.name], field.name, "int64" if field.name == "offset" and lanes == 32 else "int32", 1
+        )
+        if arrays[field.name].size != channels:
+            raise QGeluError(f"plan: {field.name} has {arrays[field.name].size} channels, not {channels}")
+        if field.name.endswith("_shift") and not (0 <= arrays[field.name]).all():
+            raise QGeluError(f"plan: {field.name} is negative")
+        if field.name.endswith("_shift") and not (arrays[field.name] <= 62).all():
+            raise QGeluError(f"plan: {field.name} is above 62")
+    return polynomial_plan_from_parameters(
+        source, output, name, alpha, kind(**arrays, coefficients=coefficients), tail
+    )
+
+
+def plan_from_json(text: str) -> Plan:
+    """Return the plan in JSON text, its certificate proved anew.
+
+    Raises
+    ------
+    QGeluError
+        If the text is not a plan of this version, or its integers are not usable.
+    """
+    try:
+        data = json.loads(text)
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            raise QGeluError("not a qgelu plan: its 'format' is not 'qgelu.plan'")
+        if data["version"] != VERSION:
+            raise QGeluError(f"plan version {data['version']!r} is not known: this package reads {VERSION}")
+        name, alpha = canonical_name(data["activation"]), check_alpha(data["alpha"])
+        output = QParams(**data["output"])
+        source: QParams | AccumulatorParams
+        source = QParams(**data["input"]) if "bits" in data["input"] else AccumulatorParams(**data["input"])
+        stored = data["parameters"]
+        if data["kind"] == "table" and isinstance(source, QParams):
+            table = _integers(stored["table"], "table", output.dtype.name, 1)
+            if table.size != 1 << (8 * source.dtype.itemsize):
+                raise QGeluError(f"plan: table has {table.size} entries")
+            if table.min() < output.qmin or table.max() > output.qmax:
+                raise QGeluError(f"plan: table leaves the codes {output.qmin} to {output.qmax}")
+            return table_plan_from_table(source, output, name, alpha, table)
+        if data["kind"] == "polynomial":
+            return _read_polynomial(source, output, name, alpha, stored)
+        if data["kind"] == "ibert":
+            integers = IBertParameters(
+                **{field.name: int(stored[field.name]) for field in fields(IBertParameters)}
+            )
+            if (
+                not 1 <= integers.shift <= 62
+                or not 0 < integers.limit < 1 << 31
+                or not 0 < integers.erf_clip < 1 << 16
+            ):
+                raise QGeluError("plan: i-GELU integers out of range")
+            zero = int(source.zero_point) if isinstance(source, QParams) else 0
+            values = (
+                (source.qmin - zero, source.qmax - zero)
+                if isinstance(source, QParams)
+                else (-integers.limit, integers.limit)
+            )
+            return ibert_plan_from_parameters(source, output, alpha, integers, values)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise QGeluError(f"not a qgelu plan: {error}") from None
+    except (KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise QGeluError(f"plan is damaged: {type(error).__name__}: {error}") from None
+    raise QGeluError(f"plan kind {data['kind']!r} is not known")
