@@ -8,6 +8,7 @@ Tables are read by ai.onnx.ml's ArrayFeatureExtractor: ONNX Runtime's Gather tak
 onnx.reference's GatherElements cannot read from more than 64 entries.
 """
 
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -62,9 +63,16 @@ WIDE_COEFFICIENTS: Final = 5
 """Columns of the wide coefficients in a model: degree 4, zero where the polynomial has degree 3."""
 
 
-def opset_imports(opset: int) -> list[onnx.OperatorSetIdProto]:
-    """Return what a function body imports; the model must import the same."""
-    return [helper.make_opsetid("", opset), helper.make_opsetid(ML_DOMAIN, ML_VERSION)]
+@dataclass(frozen=True)
+class Opsets:
+    """Versions of the standard domains that a model imports; a function in it must import the same."""
+
+    onnx: int
+    ml: int = ML_VERSION
+
+    def imports(self) -> list[onnx.OperatorSetIdProto]:
+        """Return the imports."""
+        return [helper.make_opsetid("", self.onnx), helper.make_opsetid(ML_DOMAIN, self.ml)]
 
 
 class _Body:
@@ -92,7 +100,9 @@ class _Body:
     def power_of_two(self, exponent: str, to: int) -> str:
         """Return 2**exponent in the type ``to``; ``exponent`` holds int32 from 0 to 62."""
         one = self.constant([1], "uint64")
-        return self.cast(self.op("BitShift", one, self.cast(exponent, TensorProto.UINT64), direction="LEFT"), to)
+        return self.cast(
+            self.op("BitShift", one, self.cast(exponent, TensorProto.UINT64), direction="LEFT"), to
+        )
 
     def half(self, power: str, dtype: str = "int32") -> str:
         """Return power >> 1: what is added before a shift to round half up."""
@@ -110,15 +120,23 @@ class _Body:
         flat = self.op("Reshape", index, self.constant([-1], "int64"))
         # ONNX Runtime refuses an empty index: look one more up, and drop it.
         padded = self.op("Concat", flat, self.constant([0], "int64"), axis=0)
-        self.nodes.append(helper.make_node("ArrayFeatureExtractor", [table, padded], [output], domain=ML_DOMAIN))
-        first, end, axis = self.constant([0], "int64"), self.constant([-1], "int64"), self.constant([1], "int64")
+        self.nodes.append(
+            helper.make_node("ArrayFeatureExtractor", [table, padded], [output], domain=ML_DOMAIN)
+        )
+        first, end, axis = (
+            self.constant([0], "int64"),
+            self.constant([-1], "int64"),
+            self.constant([1], "int64"),
+        )
         return self.op(
             "Reshape", self.op("Slice", output, first, end, axis), self.op("Shape", shape_of), allowzero=1
         )
 
-    def function(self, name: str, inputs: tuple[str, ...], attributes: list[str], opset: int) -> onnx.FunctionProto:
+    def function(
+        self, name: str, inputs: tuple[str, ...], attributes: list[str], opsets: Opsets
+    ) -> onnx.FunctionProto:
         return helper.make_function(
-            DOMAIN, name, list(inputs), ["output"], self.nodes, opset_imports(opset), attributes
+            DOMAIN, name, list(inputs), ["output"], self.nodes, opsets.imports(), attributes
         )
 
 
@@ -129,13 +147,13 @@ def _cast_to_attribute(body: _Body, value: str) -> None:
     body.nodes.append(node)
 
 
-def table_function(opset: int) -> onnx.FunctionProto:
+def table_function(opsets: Opsets) -> onnx.FunctionProto:
     """Return ``QGelu(codes, table, first_code)``: output = table[codes - first_code]."""
     body = _Body()
     index = body.op("Sub", body.cast("codes", TensorProto.INT64), "first_code")
     value = body.lookup(body.cast("table", TensorProto.INT32), index, "codes")
     _cast_to_attribute(body, value)
-    return body.function(TABLE_OP, TABLE_INPUTS, ["to"], opset)
+    return body.function(TABLE_OP, TABLE_INPUTS, ["to"], opsets)
 
 
 def _clamp_and_scale(body: _Body) -> str:
@@ -172,7 +190,7 @@ def _narrow_tail_table(body: _Body) -> str:
     return body.op("Max", p, body.constant(0))
 
 
-def narrow_function(opset: int) -> onnx.FunctionProto:
+def narrow_function(opsets: Opsets) -> onnx.FunctionProto:
     """Return ``RequantizeGelu`` in the 16-bit-lane arithmetic: equations (10) to (18)."""
     body = _Body()
     v = _clamp_and_scale(body)
@@ -194,10 +212,10 @@ def narrow_function(opset: int) -> onnx.FunctionProto:
     difference = body.op("Max", body.op("Sub", positive, tail), body.constant(0))
     code = _saturate_code(body, body.op("Div", difference, body.constant(1 << 7)), "int32")
     _cast_to_attribute(body, code)
-    return body.function(REQUANTIZE_OP, NARROW_INPUTS, ["to"], opset)
+    return body.function(REQUANTIZE_OP, NARROW_INPUTS, ["to"], opsets)
 
 
-def wide_function(opset: int) -> onnx.FunctionProto:
+def wide_function(opsets: Opsets) -> onnx.FunctionProto:
     """Return ``RequantizeGelu`` in the wide arithmetic: equations (20) to (25)."""
     body = _Body()
     v = _clamp_and_scale(body)
@@ -228,4 +246,4 @@ def wide_function(opset: int) -> onnx.FunctionProto:
     saturated = body.op("Max", result, body.constant(0, "int64"))
     shifted = body.op("Div", saturated, body.power_of_two("output_shift", TensorProto.INT64))
     _cast_to_attribute(body, _saturate_code(body, shifted, "int64"))
-    return body.function(REQUANTIZE_OP, WIDE_INPUTS, ["to"], opset)
+    return body.function(REQUANTIZE_OP, WIDE_INPUTS, ["to"], opsets)

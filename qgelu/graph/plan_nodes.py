@@ -18,8 +18,8 @@ from qgelu.graph.functions import (
     VERSION,
     WIDE_COEFFICIENTS,
     WIDE_INPUTS,
+    Opsets,
     narrow_function,
-    opset_imports,
     table_function,
     wide_function,
 )
@@ -48,13 +48,13 @@ class PlanNode:
     parameters : dict of str to array
         Inputs after the first, by their formal names, in order.
     attributes : dict
-    function : callable (opset) -> FunctionProto
+    function : callable (Opsets) -> FunctionProto
     """
 
     op_type: str
     parameters: dict[str, NDArray[Any]]
     attributes: dict[str, int]
-    function: Callable[[int], onnx.FunctionProto]
+    function: Callable[[Opsets], onnx.FunctionProto]
 
 
 def tensor_type(dtype: np.dtype[Any]) -> int:
@@ -111,7 +111,9 @@ def plan_node(plan: Plan, bias: NDArray[np.int32] | None = None) -> PlanNode:
     )
 
 
-def plan_model(plan: Plan, bias: NDArray[np.int32] | None = None, opset: int = 17, rank: int = 2) -> onnx.ModelProto:
+def plan_model(
+    plan: Plan, bias: NDArray[np.int32] | None = None, opset: int = 17, rank: int = 2
+) -> onnx.ModelProto:
     """Return a model of one node that runs a plan: input ``codes``, output ``output``, every axis dynamic.
 
     Parameters
@@ -135,7 +137,7 @@ def plan_model(plan: Plan, bias: NDArray[np.int32] | None = None, opset: int = 1
     graph = helper.make_graph([call], "plan", [first], [last], initializers)
     return helper.make_model(
         graph,
-        opset_imports=[*opset_imports(opset), helper.make_opsetid(DOMAIN, VERSION)],
-        functions=[node.function(opset)],
+        opset_imports=[*Opsets(opset).imports(), helper.make_opsetid(DOMAIN, VERSION)],
+        functions=[node.function(Opsets(opset))],
         ir_version=8,
     )

@@ -1,0 +1,226 @@
+"""The integer FFN block: scales folded into int8 weights, int32 bias, the fused activation, and its executor.
+
+docs/arithmetic.md, section 5, has the algebra. In short, with s_k, z_k the input channels' scales and shifts:
+
+    x_k ~ s_k (q_k - z_k)
+    sum_k x_k w_kn ~ S_n (sum_k q_k W_kn + b_n)      W_kn = round(s_k w_kn / S_n), S_n = max_k |s_k w_kn| / 127
+
+and the same again for the second matmul, whose input codes leave the activation with their own scale and zero
+point per channel.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qgelu import narrow
+from qgelu.activations import Activation
+from qgelu.errors import QGeluError
+from qgelu.polynomial import family_of, family_slope, tail_polynomial
+from qgelu.polynomial_plan import PolynomialPlan, make_polynomial_plan
+from qgelu.qparams import AccumulatorParams, QParams
+
+WEIGHT_LIMIT: Final = 127
+"""int8 weights are symmetric."""
+
+_BIAS_LIMIT: Final = 1 << 30
+_ACCUMULATOR_LIMIT: Final = (1 << 30) - 1
+"""Accumulator and bias each stay within 30 bits, so that their sum stays within int32."""
+
+_LARGEST_COARSENING: Final = 16.0
+_NARROW_TOLERANCE_LSB: Final = 0.75
+"""FFN outputs may have scales finer than 0.002, where the 16-bit lanes prove a little more than 0.55 LSB."""
+
+
+@dataclass(frozen=True, eq=False)
+class ChannelQuantization:
+    """Real scale and shift of every channel: x ~ scale * (code - zero_point).
+
+    Attributes
+    ----------
+    scale, zero_point : float64 arrays of shape [channels]
+        The zero point need not be whole nor a code.
+    bits : int
+        Codes are 0 to 2**bits - 1.
+    """
+
+    scale: NDArray[np.float64]
+    zero_point: NDArray[np.float64]
+    bits: int
+
+
+@dataclass(frozen=True, eq=False)
+class FloatFfn:
+    """Weights of the float block: activation(x @ first_weight + first_bias) @ second_weight + second_bias.
+
+    Attributes
+    ----------
+    first_weight : array of shape [K, N]
+    first_bias : array of shape [N] or None
+    second_weight : array of shape [N, M]
+    second_bias : array of shape [M] or None
+    activation, alpha
+    """
+
+    first_weight: NDArray[Any]
+    first_bias: NDArray[Any] | None
+    second_weight: NDArray[Any]
+    second_bias: NDArray[Any] | None
+    activation: Activation
+    alpha: float
+
+
+@dataclass(frozen=True, eq=False)
+class IntegerFfn:
+    """An FFN block in integers.
+
+    Attributes
+    ----------
+    input_multiplier, input_offset : float32 arrays of shape [K]
+        Input codes are saturate(round_half_even(x * multiplier + offset)).
+    input_bits : int
+    first_weight : int8 array of shape [K, N]
+    first_bias : int32 array of shape [N]
+    plan : PolynomialPlan
+        From the first accumulators to uint8 codes, per channel.
+    second_weight : int8 array of shape [N, M]
+    output_multiplier, output_bias : float32 arrays of shape [M]
+        The output is accumulator * multiplier + bias.
+    """
+
+    input_multiplier: NDArray[np.float32]
+    input_offset: NDArray[np.float32]
+    input_bits: int
+    first_weight: NDArray[np.int8]
+    first_bias: NDArray[np.int32]
+    plan: PolynomialPlan
+    second_weight: NDArray[np.int8]
+    output_multiplier: NDArray[np.float32]
+    output_bias: NDArray[np.float32]
+
+    def quantize_input(self, x: NDArray[np.float32]) -> NDArray[np.uint8]:
+        """Return the input codes, uint8 of the shape of x ([..., K], float32)."""
+        scaled = np.rint(x * self.input_multiplier + self.input_offset)
+        return np.clip(scaled, 0, (1 << self.input_bits) - 1).astype(np.uint8)
+
+    def run(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Run the block: x float32 [..., K] -> float32 [..., M]."""
+        hidden = self.plan(_matmul(self.quantize_input(x), self.first_weight), bias=self.first_bias)
+        accumulator = _matmul(hidden, self.second_weight)
+        result = accumulator.astype(np.float32) * self.output_multiplier + self.output_bias
+        return np.asarray(result, dtype=np.float32)
+
+
+def _matmul(codes: NDArray[Any], weight: NDArray[np.int8]) -> NDArray[np.int32]:
+    # float64 holds every product and sum below 2**53 exactly, and its matmul is fast.
+    return (codes.astype(np.float64) @ weight.astype(np.float64)).astype(np.int32)
+
+
+def quantize_weight(weight: NDArray[np.float64]) -> tuple[NDArray[np.int8], NDArray[np.float64]]:
+    """Return int8 weights [K, N] and their scale [N], symmetric per output channel, round to nearest.
+
+    A channel of zeros gets scale 1.
+    """
+    largest = np.abs(weight).max(axis=0)
+    scale = np.where(largest > 0.0, largest / WEIGHT_LIMIT, 1.0)
+    return _round_weight(weight, scale), scale
+
+
+def _round_weight(weight: NDArray[np.float64], scale: NDArray[np.float64]) -> NDArray[np.int8]:
+    return np.clip(np.rint(weight / scale), -WEIGHT_LIMIT, WEIGHT_LIMIT).astype(np.int8)
+
+
+def _check_accumulators(weight: NDArray[np.int8], bits: int, which: str) -> None:
+    largest = np.abs(weight.astype(np.int64)).sum(axis=0) * ((1 << bits) - 1)
+    if largest.size and int(largest.max()) > _ACCUMULATOR_LIMIT:
+        raise QGeluError(
+            f"the {which} matmul's int32 accumulators could overflow (K = {weight.shape[0]}): leave this site out"
+        )
+
+
+def _first_matmul(
+    weight: NDArray[np.float64], bias: NDArray[np.float64], zero_point: NDArray[np.float64], bits: int
+) -> tuple[NDArray[np.int8], NDArray[np.float64], NDArray[np.int32]]:
+    """Return int8 weights, accumulator scales and int32 bias of the first matmul."""
+    codes, scale = quantize_weight(weight)
+    # A channel without weights still has its bias to represent.
+    empty = ~codes.any(axis=0)
+    scale = np.where(empty & (bias != 0.0), np.abs(bias) / (1 << 20), scale)
+    whole = np.rint(bias / scale - zero_point @ codes.astype(np.float64))
+    too_large = np.abs(whole) / _BIAS_LIMIT
+    if np.any(too_large > 1.0):
+        # Coarser weights bring the bias back into int32.
+        factor = np.where(too_large > 1.0, 2.0 * too_large, 1.0)
+        if factor.max() > _LARGEST_COARSENING:
+            channel = int(np.argmax(factor))
+            raise QGeluError(
+                f"the first matmul's bias does not fit int32 at channel {channel}: leave this site out"
+            )
+        scale = scale * factor
+        codes = _round_weight(weight, scale)
+        whole = np.rint(bias / scale - zero_point @ codes.astype(np.float64))
+    _check_accumulators(codes, bits, "first")
+    return codes, scale, whole.astype(np.int32)
+
+
+def hidden_qparams(hidden: ChannelQuantization, activation: Activation, alpha: float) -> QParams:
+    """Return uint8 parameters of the activation's output, with whole zero points.
+
+    Scales finer than what the 16-bit-lane arithmetic serves are raised to it.
+    """
+    floor = narrow.smallest_output_scale(
+        tail_polynomial(family_of(activation), 16), family_slope(activation, alpha)
+    )
+    zero_point = np.clip(np.rint(hidden.zero_point), 0, (1 << hidden.bits) - 1).astype(np.int32)
+    return QParams(np.maximum(hidden.scale, floor), zero_point, hidden.bits, signed=False)
+
+
+def make_integer_ffn(block: FloatFfn, input: ChannelQuantization, hidden: ChannelQuantization) -> IntegerFfn:
+    """Fold scales and shifts into int8 weights and return the integer block.
+
+    Parameters
+    ----------
+    block : FloatFfn
+    input : ChannelQuantization
+        Of the first matmul's input, K channels.
+    hidden : ChannelQuantization
+        Of the activation's output, N channels.
+
+    Raises
+    ------
+    QGeluError
+        If an accumulator or a bias could overflow, or no plan serves the scales.
+    """
+    first = block.first_weight.astype(np.float64)
+    second = block.second_weight.astype(np.float64)
+    first_bias = np.zeros(first.shape[1]) if block.first_bias is None else block.first_bias.astype(np.float64)
+    second_bias = (
+        np.zeros(second.shape[1]) if block.second_bias is None else block.second_bias.astype(np.float64)
+    )
+    codes, accumulator_scale, bias = _first_matmul(
+        input.scale[:, None] * first, first_bias, input.zero_point, input.bits
+    )
+    output = hidden_qparams(hidden, block.activation, block.alpha)
+    plan = make_polynomial_plan(
+        AccumulatorParams(accumulator_scale),
+        output,
+        block.activation,
+        block.alpha,
+        narrow_tolerance=_NARROW_TOLERANCE_LSB,
+    )
+    second_codes, second_scale = quantize_weight(output.scale[:, None] * second)
+    _check_accumulators(second_codes, hidden.bits, "second")
+    correction = output.zero_point.astype(np.float64) @ second_codes.astype(np.float64)
+    return IntegerFfn(
+        (1.0 / input.scale).astype(np.float32),
+        input.zero_point.astype(np.float32),
+        input.bits,
+        codes,
+        bias,
+        plan,
+        second_codes,
+        second_scale.astype(np.float32),
+        (second_bias - second_scale * correction).astype(np.float32),
+    )

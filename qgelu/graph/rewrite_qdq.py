@@ -1,0 +1,98 @@
+"""Target qdq: QuantizeLinear and DequantizeLinear with our scales around float ops, for compilers that fuse.
+
+The float nodes of a site are repeated between the new nodes; the originals go where nothing else reads them.
+"""
+
+import numpy as np
+import onnx
+
+from qgelu.errors import QGeluError
+from qgelu.ffn import quantize_weight
+from qgelu.graph.editor import GraphEditor
+from qgelu.graph.rewrite_activation import check_element_type, dequantize_nodes, quantize_nodes
+from qgelu.graph.sites import Ffn, Linear, Site
+from qgelu.qparams import QParams
+from qgelu.table_plan import TablePlan
+
+
+def _quantize_dequantize(
+    editor: GraphEditor, x: str, params: QParams, hint: str, output: str | None = None
+) -> str:
+    return dequantize_nodes(editor, quantize_nodes(editor, x, params, hint), params, hint, output)
+
+
+def _repeat(
+    editor: GraphEditor,
+    producers: dict[str, onnx.NodeProto],
+    outputs: tuple[str, ...],
+    renamed: dict[str, str],
+    hint: str,
+) -> None:
+    """Queue copies of nodes with their tensors renamed; ``renamed`` learns the copies' outputs."""
+    for name in outputs:
+        node = producers[name]
+        inputs = [renamed.get(value, value) for value in node.input]
+        attributes = {
+            attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute
+        }
+        renamed[name] = editor.node(
+            node.op_type, inputs, f"{hint}/{node.op_type.lower()}", domain=node.domain, **attributes
+        )
+
+
+def _check_float32(element_type: int, name: str) -> None:
+    check_element_type(element_type, name)
+    if element_type != onnx.TensorProto.FLOAT:
+        raise QGeluError(f"site {name!r} is not float32: target 'qdq' needs a float32 model")
+
+
+def rewrite_qdq_activation(editor: GraphEditor, site: Site, plan: TablePlan, element_type: int) -> None:
+    """Put QuantizeLinear and DequantizeLinear before and after one float activation."""
+    _check_float32(element_type, site.name)
+    assert isinstance(plan.input, QParams)
+    hint = f"qgelu/{site.name}"
+    producers = {output: node for node in editor.graph.node for output in node.output}
+    renamed = {site.input: _quantize_dequantize(editor, site.input, plan.input, f"{hint}/input")}
+    _repeat(editor, producers, site.region, renamed, hint)
+    _quantize_dequantize(editor, renamed[site.output], plan.output, f"{hint}/output", site.output)
+    editor.replace(site.output)
+
+
+def _linear(editor: GraphEditor, x: str, linear: Linear, hint: str, output: str | None = None) -> str:
+    """Queue x @ dequantized int8 weight + float bias."""
+    codes, scale = quantize_weight(linear.weight.astype(np.float64))
+    weight = editor.node(
+        "DequantizeLinear",
+        [
+            editor.constant(codes, f"{hint}/weight_codes"),
+            editor.constant(scale.astype(np.float32), f"{hint}/weight_scale"),
+            editor.constant(np.zeros(scale.shape, np.int8), f"{hint}/weight_zero_point"),
+        ],
+        f"{hint}/weight",
+        axis=1,
+    )
+    if linear.bias is None:
+        return editor.node("MatMul", [x, weight], f"{hint}/product", output=output)
+    product = editor.node("MatMul", [x, weight], f"{hint}/product")
+    bias = editor.constant(linear.bias.astype(np.float32), f"{hint}/bias")
+    return editor.node("Add", [product, bias], f"{hint}/sum", output=output)
+
+
+def rewrite_qdq_ffn(
+    editor: GraphEditor, site: Site, ffn: Ffn, plan: TablePlan, input: QParams, element_type: int
+) -> None:
+    """Put QuantizeLinear and DequantizeLinear around both matmuls, their weights and the float activation."""
+    _check_float32(element_type, site.name)
+    assert isinstance(plan.input, QParams)
+    hint = f"qgelu/{site.name}"
+    producers = {output: node for node in editor.graph.node for output in node.output}
+    x = _quantize_dequantize(editor, ffn.first.input, input, f"{hint}/input")
+    renamed = {ffn.first.output: _linear(editor, x, ffn.first, f"{hint}/first")}
+    _repeat(editor, producers, ffn.before, renamed, f"{hint}/before")
+    source = renamed.get(site.input, site.input)
+    renamed[site.input] = _quantize_dequantize(editor, source, plan.input, f"{hint}/preactivation")
+    _repeat(editor, producers, site.region, renamed, hint)
+    renamed[site.output] = _quantize_dequantize(editor, renamed[site.output], plan.output, f"{hint}/hidden")
+    _repeat(editor, producers, ffn.after, renamed, f"{hint}/after")
+    _linear(editor, renamed[ffn.second.input], ffn.second, f"{hint}/second", ffn.second.output)
+    editor.replace(ffn.second.output)

@@ -1,0 +1,428 @@
+"""From a float model and data to a model whose activations, or whole FFNs, run in integers."""
+
+import fnmatch
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from qgelu.activations import dip, evaluate
+from qgelu.errors import QGeluError
+from qgelu.ffn import ChannelQuantization, FloatFfn, IntegerFfn, make_integer_ffn
+from qgelu.graph.editor import GraphEditor
+from qgelu.graph.functions import DOMAIN
+from qgelu.graph.model_file import load_model, model_digest, save_model
+from qgelu.graph.rewrite_activation import rewrite_activation
+from qgelu.graph.rewrite_ffn import rewrite_ffn
+from qgelu.graph.rewrite_qdq import rewrite_qdq_activation, rewrite_qdq_ffn
+from qgelu.graph.sites import Findings, Site, find_sites
+from qgelu.graph.types import element_types, with_minimum_opset
+from qgelu.plan import Plan
+from qgelu.qparams import QParams
+from qgelu.table_plan import TablePlan, make_table_plan
+
+if TYPE_CHECKING:
+    from calibration import Calibration
+
+Scope = Literal["ffn", "activation"]
+Target = Literal["portable", "qdq"]
+SCOPES: Final[tuple[str, ...]] = get_args(Scope)
+TARGETS: Final[tuple[str, ...]] = get_args(Target)
+METHODS: Final = ("output", "minmax", "percentile", "mse", "entropy")
+"""How a per-tensor range of an activation's input is picked; the first is the default."""
+
+METADATA_KEY: Final = "qgelu.sites"
+"""Metadata entry of a quantized model: a JSON list of its sites with their plans."""
+
+EXPONENT: Final = 0.75
+"""Exponent of the equalisation between a channel's range and its weights; docs/calibration.md has the measurement."""
+
+FFN_MAX_BITS: Final = 8
+
+Progress = Callable[[str, int, int | None], None]
+"""Called with a stage's name, what is done and, where known, what there is."""
+
+
+@dataclass(frozen=True)
+class QuantizedSite:
+    """One site of a quantized model.
+
+    Attributes
+    ----------
+    name, activation, alpha : as found in the float model
+    input, output : str
+        Float tensors of the float model: the activation's input and output.
+    scope : str
+        "ffn" or "activation": what was done.
+    bits : int
+        Of the activation's codes.
+    note : str
+        Why the scope is less than asked for; empty if it is not.
+    plan : Plan
+    """
+
+    name: str
+    activation: str
+    alpha: float
+    input: str
+    output: str
+    scope: Scope
+    bits: int
+    note: str
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class QuantizedModel:
+    """A quantized model and what was done to it.
+
+    Attributes
+    ----------
+    model : ModelProto
+    sites : tuple of QuantizedSite
+    target : str
+        "portable" or "qdq".
+    """
+
+    model: onnx.ModelProto
+    sites: tuple[QuantizedSite, ...]
+    target: Target
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the model; the file appears whole or not at all."""
+        save_model(self.model, path)
+
+
+def _no_progress(stage: str, done: int, total: int | None) -> None:
+    """Report nothing."""
+
+
+def as_model(model: str | PathLike[str] | onnx.ModelProto) -> onnx.ModelProto:
+    """Return a model, read from its file if a path is given."""
+    return model if isinstance(model, onnx.ModelProto) else load_model(model)
+
+
+def select_sites(findings: Findings, names: Sequence[str] | None) -> tuple[Site, ...]:
+    """Return the sites whose names match one of the names or globs; all if none are given.
+
+    Raises
+    ------
+    QGeluError
+        If there is no site at all, or a name matches none.
+    """
+    if not findings.sites:
+        near = (
+            f" ({len(findings.near_misses)} near misses: see 'qgelu inspect')" if findings.near_misses else ""
+        )
+        raise QGeluError(f"no GELU, QuickGELU or SiLU in the model{near}: nothing to quantize")
+    if not names:
+        return findings.sites
+    chosen: set[str] = set()
+    for name in names:
+        matching = {
+            site.name for site in findings.sites if site.name == name or fnmatch.fnmatchcase(site.name, name)
+        }
+        if not matching:
+            raise QGeluError(f"no site is named {name!r}: 'qgelu inspect' lists the names")
+        chosen |= matching
+    return tuple(site for site in findings.sites if site.name in chosen)
+
+
+def check_not_quantized(model: onnx.ModelProto) -> None:
+    """Raise QGeluError if a model has been through :func:`quantize` already."""
+    if any(entry.key == METADATA_KEY for entry in model.metadata_props) or any(
+        node.domain == DOMAIN for node in model.graph.node
+    ):
+        raise QGeluError("the model is quantized by qgelu already: give the float model")
+
+
+def calibrate(
+    model: str | PathLike[str] | onnx.ModelProto,
+    data: Any,
+    *,
+    sites: Sequence[str] | None = None,
+    mask: str | None = None,
+    progress: Progress | None = None,
+    threads: int | None = None,
+) -> "Calibration":
+    """Run a float model on data and return the ranges and histograms of every site.
+
+    Parameters
+    ----------
+    model : path or ModelProto
+    data : str, dict, iterable or callable
+        What :func:`calibration.open_data` takes.
+    sites : sequence of str, optional
+        Names or globs of the sites to observe; all if not given.
+    mask : str, optional
+        Model input that is 0 where a position is padding.
+    progress : callable, optional
+        See :data:`Progress`.
+    threads : int, optional
+        ONNX Runtime's threads.
+    """
+    import calibration
+
+    proto = as_model(model)
+    check_not_quantized(proto)
+    chosen = select_sites(find_sites(proto), sites)
+    report = progress or _no_progress
+    requests: dict[str, bool] = {}
+    for site in chosen:
+        requests.setdefault(site.input, False)
+        if site.ffn is not None:
+            requests[site.ffn.first.input] = True
+            requests[site.output] = True
+    return calibration.capture(
+        proto,
+        [calibration.TensorRequest(name, per_channel) for name, per_channel in requests.items()],
+        calibration.open_data(data, calibration.input_specs(proto)),
+        mask=mask,
+        progress=lambda done, total: report("calibrate", done, total),
+        threads=threads,
+    )
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """Everything that decides how one site is quantized."""
+
+    statistics: "Calibration"
+    bits: int
+    method: str
+    target: Target
+
+
+def _tensor_statistics(calibration: "Calibration", name: str) -> Any:
+    if name not in calibration.tensors:
+        raise QGeluError(f"the calibration has no tensor {name!r}: calibrate this model again")
+    return calibration.tensors[name]
+
+
+def _activation_plan(site: Site, choice: _Choice) -> TablePlan:
+    """Return the table of a site: input range picked for the activation's output, output range its image."""
+    import calibration
+
+    statistics = _tensor_statistics(choice.statistics, site.input)
+    low, high = calibration.pick_activation_input_range(
+        statistics, site.activation, site.alpha, choice.bits, choice.method, signed=False
+    )
+    source = calibration.qparams_from_range(low, high, choice.bits, signed=False)
+    ends = source.dequantize(np.array([source.qmin, source.qmax]))
+    values = list(evaluate(ends, site.activation, site.alpha))
+    bottom = dip(site.activation, site.alpha)
+    if ends[0] < bottom.x < ends[1]:
+        values.append(bottom.y)
+    output = calibration.qparams_from_range(float(min(values)), float(max(values)), choice.bits, signed=False)
+    return make_table_plan(source, output, site.activation, site.alpha)
+
+
+def _channels(
+    statistics: Any, weight: np.ndarray[Any, Any], bits: int, *, with_zero: bool
+) -> ChannelQuantization:
+    """Return scales and shifts that equalise a matmul's input with its weight."""
+    import calibration
+
+    low, high = statistics.channel_minimum, statistics.channel_maximum
+    if with_zero:  # whole zero points must be codes
+        low, high = np.minimum(low, 0.0), np.maximum(high, 0.0)
+    scales = calibration.equalize(low, high, weight, EXPONENT, bits)
+    return ChannelQuantization(scales.scale, scales.zero_point, bits)
+
+
+def _integer_block(site: Site, choice: _Choice) -> IntegerFfn:
+    ffn = site.ffn
+    assert ffn is not None
+    block = FloatFfn(
+        ffn.first.weight, ffn.first.bias, ffn.second.weight, ffn.second.bias, site.activation, site.alpha
+    )
+    source = _tensor_statistics(choice.statistics, ffn.first.input)
+    hidden = _tensor_statistics(choice.statistics, site.output)
+    return make_integer_ffn(
+        block,
+        _channels(source, ffn.first.weight, choice.bits, with_zero=False),
+        _channels(hidden, ffn.second.weight, choice.bits, with_zero=True),
+    )
+
+
+def _tensor_qparams(choice: _Choice, name: str) -> QParams:
+    import calibration
+
+    statistics = _tensor_statistics(choice.statistics, name)
+    low, high = calibration.pick_range(statistics, "minmax", choice.bits, signed=False)
+    return calibration.qparams_from_range(low, high, choice.bits, signed=False)
+
+
+def _rewrite(
+    editor: GraphEditor, site: Site, scope: Scope, choice: _Choice, element_type: int
+) -> tuple[Plan, Scope, str]:
+    """Rewrite one site; return its plan, the scope it got, and why that is less than asked for."""
+    note = "" if site.scope == "ffn" or scope == "activation" else site.reason
+    if scope == "ffn" and site.ffn is not None:
+        if choice.target == "qdq":
+            plan = _activation_plan(site, choice)
+            rewrite_qdq_ffn(
+                editor, site, site.ffn, plan, _tensor_qparams(choice, site.ffn.first.input), element_type
+            )
+            return plan, "ffn", ""
+        try:
+            block = _integer_block(site, choice)
+        except QGeluError as error:
+            note = str(error)
+        else:
+            rewrite_ffn(editor, site, site.ffn, block, element_type)
+            return block.plan, "ffn", ""
+    plan = _activation_plan(site, choice)
+    if choice.target == "qdq":
+        rewrite_qdq_activation(editor, site, plan, element_type)
+    else:
+        rewrite_activation(editor, site, plan, element_type)
+    return plan, "activation", note
+
+
+def _check_options(scope: str, bits: int, target: str, method: str) -> None:
+    if scope not in SCOPES:
+        raise QGeluError(f"scope {scope!r} is not known: use one of {', '.join(SCOPES)}")
+    if target not in TARGETS:
+        raise QGeluError(f"target {target!r} is not known: use one of {', '.join(TARGETS)}")
+    if method not in METHODS:
+        raise QGeluError(f"method {method!r} is not known: use one of {', '.join(METHODS)}")
+    if not 2 <= bits <= 16:
+        raise QGeluError(f"bits must be from 2 to 16, not {bits}")
+    if scope == "ffn" and bits > FFN_MAX_BITS:
+        raise QGeluError(f"integer FFNs have 2 to {FFN_MAX_BITS} bits, not {bits}: use scope 'activation'")
+    if target == "qdq" and bits != 8:
+        raise QGeluError(f"target 'qdq' writes 8-bit codes, not {bits}: leave bits at 8")
+
+
+def quantize(
+    model: str | PathLike[str] | onnx.ModelProto,
+    data: Any = None,
+    *,
+    calibration: "Calibration | None" = None,
+    scope: str = "ffn",
+    bits: int = 8,
+    target: str = "portable",
+    method: str = "output",
+    sites: Sequence[str] | None = None,
+    mask: str | None = None,
+    progress: Progress | None = None,
+    threads: int | None = None,
+) -> QuantizedModel:
+    """Return a model whose activations, or whole FFNs, run in integers.
+
+    Parameters
+    ----------
+    model : path or ModelProto
+        Float model; not changed.
+    data : optional
+        What :func:`calibration.open_data` takes. Give this or ``calibration``.
+    calibration : Calibration, optional
+        From :func:`calibrate` on the same model.
+    scope : str
+        "ffn": matmul, activation and matmul in integers where the graph allows it, the activation alone
+        elsewhere. "activation": the activation alone everywhere.
+    bits : int
+        Of the activations' codes: 2 to 8, or to 16 with scope "activation".
+    target : str
+        "portable": integer ops. "qdq": QuantizeLinear and DequantizeLinear around float ops, for compilers.
+    method : str
+        How the range of a lone activation's input is picked: "output" (least squared error of the
+        activation's output), "minmax", "percentile", "mse" or "entropy".
+    sites : sequence of str, optional
+        Names or globs; all sites if not given.
+    mask : str, optional
+        Model input that is 0 where a position is padding.
+    progress : callable, optional
+        See :data:`Progress`.
+    threads : int, optional
+        ONNX Runtime's threads while calibrating.
+
+    Raises
+    ------
+    QGeluError, CalibrationError
+        If model, data or options cannot be used.
+    """
+    _check_options(scope, bits, target, method)
+    original = as_model(model)
+    check_not_quantized(original)
+    proto = with_minimum_opset(original)
+    chosen = select_sites(find_sites(proto), sites)
+    if (data is None) == (calibration is None):
+        raise QGeluError("give either data or a calibration")
+    if calibration is None:
+        calibration = calibrate(original, data, sites=sites, mask=mask, progress=progress, threads=threads)
+    elif calibration.model_digest != model_digest(original):
+        raise QGeluError("the calibration was made for another model: calibrate this one")
+    report = progress or _no_progress
+    types = element_types(proto)
+    editor = GraphEditor(proto)
+    choice = _Choice(calibration, bits, method, target)  # type: ignore[arg-type]
+    done = []
+    for index, site in enumerate(chosen):
+        report("quantize", index, len(chosen))
+        element_type = types.get(site.input, TensorProto.FLOAT)
+        plan, got, note = _rewrite(editor, site, scope, choice, element_type)  # type: ignore[arg-type]
+        done.append(
+            QuantizedSite(
+                site.name, site.activation, site.alpha, site.input, site.output, got, bits, note, plan
+            )
+        )
+    report("quantize", len(chosen), len(chosen))
+    result = editor.finish()
+    _write_metadata(result, done, target)
+    check_model(result)
+    return QuantizedModel(result, tuple(done), target)  # type: ignore[arg-type]
+
+
+def check_model(model: onnx.ModelProto) -> None:
+    """Run onnx.checker with full shape inference on a model we made; a failure is a bug of ours.
+
+    Models beyond protobuf's 2 GB are not checked.
+    """
+    if model.ByteSize() < (1 << 31):
+        onnx.checker.check_model(model, full_check=True)
+
+
+def _write_metadata(model: onnx.ModelProto, sites: Iterable[QuantizedSite], target: str) -> None:
+    entries = [
+        {
+            **{key: value for key, value in vars(site).items() if key != "plan"},
+            "target": target,
+            "plan": json.loads(site.plan.to_json()),
+        }
+        for site in sites
+    ]
+    entry = model.metadata_props.add()
+    entry.key, entry.value = METADATA_KEY, json.dumps(entries, separators=(",", ":"))
+
+
+def quantized_sites(model: onnx.ModelProto) -> tuple[QuantizedSite, ...]:
+    """Return the sites that a quantized model's metadata names, their plans proved anew.
+
+    Raises
+    ------
+    QGeluError
+        If the model was not quantized by this package, or the metadata is damaged.
+    """
+    from qgelu.plan_json import plan_from_json
+
+    text = next((entry.value for entry in model.metadata_props if entry.key == METADATA_KEY), None)
+    if text is None:
+        raise QGeluError("the model was not quantized by qgelu: it has no metadata 'qgelu.sites'")
+    try:
+        return tuple(
+            QuantizedSite(
+                **{key: entry[key] for key in ("name", "activation", "alpha", "input", "output")},
+                **{key: entry[key] for key in ("scope", "bits", "note")},
+                plan=plan_from_json(json.dumps(entry["plan"])),
+            )
+            for entry in json.loads(text)
+        )
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        raise QGeluError(f"metadata 'qgelu.sites' is damaged: {type(error).__name__}: {error}") from None
