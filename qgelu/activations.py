@@ -35,6 +35,8 @@ DEFAULT_ALPHA: Final = 1.702
 TANH_CUBIC: Final = 0.044715
 """Coefficient of x^3 in the tanh form (Hendrycks & Gimpel 2016, section 2)."""
 
+_FLOAT32_SMALLEST: Final = float(np.finfo(np.float32).tiny)
+_FLOAT32_LARGEST: Final = float(np.finfo(np.float32).max)
 _SQRT_HALF: Final = math.sqrt(0.5)
 _TWO_SQRT_2_OVER_PI: Final = 2.0 * math.sqrt(2.0 / math.pi)
 
@@ -75,10 +77,13 @@ def canonical_name(name: str) -> Activation:
 
 
 def check_alpha(alpha: float) -> float:
-    """Return ``alpha`` as a float, or raise QGeluError unless it is finite and positive."""
-    value = float(alpha)
-    if not (math.isfinite(value) and value > 0.0):
-        raise QGeluError(f"alpha must be a finite number above 0, not {alpha}")
+    """Return ``alpha`` as a float, or raise QGeluError unless it is a normal float32 above 0."""
+    try:
+        value = float(alpha)
+    except (TypeError, ValueError, OverflowError):
+        raise QGeluError(f"alpha must be a number, not {alpha!r}") from None
+    if not _FLOAT32_SMALLEST <= value <= _FLOAT32_LARGEST:
+        raise QGeluError(f"alpha must be from {_FLOAT32_SMALLEST:.3g} to {_FLOAT32_LARGEST:.3g}, not {alpha}")
     return value
 
 
@@ -138,7 +143,10 @@ def derivative(
                 if activation == "gelu_tanh"
                 else sigmoid_slope(activation, alpha)
             )
-            result = s + values * s * _one_minus_s(values, activation, alpha) * slope
+            falling = _one_minus_s(values, activation, alpha)
+            # Where s or 1 - s underflows, so does the whole product, however steep z is.
+            steepness = np.where((s == 0.0) | (falling == 0.0), 0.0, values * s * falling * slope)
+            result = s + steepness
     return np.where(np.isposinf(values), 1.0, np.where(np.isneginf(values), 0.0, result))
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qgelu.activations import Activation, evaluate
+from qgelu.correct_rounding import nearest
 from qgelu.qparams import QParams
 
 ENUMERATION_LIMIT: Final = 1 << 20
@@ -79,9 +80,9 @@ class Certificate:
         "enumerated": every input was tried and the error is reached; "bounded": the sum of the largest errors of
         every step, which is not necessarily reached.
     misrounded : int or None
-        Inputs whose code is not the correctly rounded one, over all channels; None if not enumerated.
+        Enumerated inputs, over all channels, whose code is not the correctly rounded one; None if not enumerated.
     inputs : int or None
-        How many inputs were enumerated.
+        How many inputs were enumerated: every code, or every sum that is not clamped.
     worst_case : WorstCase or None
         None if not enumerated.
     admitted : tuple of (int, int)
@@ -130,6 +131,7 @@ def enumerate_inputs(
     output: QParams,
     activation: Activation,
     alpha: float,
+    ends: tuple[int, ...] = (),
 ) -> Enumeration:
     """Try every input of every channel.
 
@@ -141,16 +143,33 @@ def enumerate_inputs(
         Smallest and largest value of each channel.
     scales : float64 array of shape [channels]
         Input scale of each channel.
+    ends : tuple of int
+        Values beyond the ranges, where the code stays what it is at the range's end while f goes on to its
+        limit: tried for the error too. f is monotonic beyond the ranges, so nothing between them is worse.
     """
+    zero_points = np.broadcast_to(np.asarray(output.zero_point, dtype=np.int64), scales.shape)
+    output_scales = np.broadcast_to(np.asarray(output.scale, dtype=np.float64), scales.shape)
     worst, worst_case, misrounded, count = -1.0, WorstCase(0, 0, 0, 0.0), 0, 0
     for channel, (low, high) in enumerate(ranges):
-        for values in _chunks(low, high):
+        zero_point, output_scale = int(zero_points[channel]), float(output_scales[channel])
+        for values in (*_chunks(low, high), np.array(ends, dtype=np.int64)):
+            if values.size == 0:
+                continue
             codes = run(values, channel)
             exact = exact_answer(values * scales[channel], output, channel, activation, alpha)
             error = np.abs(codes - exact)
-            # A tie of the saturated answer can only be at 0, where both roundings are the code itself.
-            misrounded += int(np.count_nonzero(error > 0.5 + 1e-9))
-            count += values.size
+            inside = (values >= low) & (values <= high)
+            count += int(np.count_nonzero(inside))
+            rounded = nearest(
+                values,
+                float(scales[channel]),
+                output_scale,
+                output.qmin - zero_point,
+                output.qmax - zero_point,
+                activation,
+                alpha,
+            )
+            misrounded += int(np.count_nonzero((codes != rounded + zero_point) & inside))
             at = int(np.argmax(error))
             if error[at] > worst:
                 worst = float(error[at])

@@ -11,7 +11,7 @@ import mpmath
 import numpy as np
 from numpy.typing import NDArray
 
-from qgelu.activations import TANH_CUBIC, Activation, evaluate, sigmoid_slope
+from qgelu.activations import TANH_CUBIC, Activation, evaluate, sigmoid_slope, tail
 from qgelu.errors import QGeluError
 
 # The C library's erfc and exp err by a few units of 2**-53 and x = s k by one; the condition number of f is at most x^2
@@ -36,15 +36,6 @@ def nearest_exactly(
     k: int, input_scale: float, output_scale: float, activation: Activation, alpha: float
 ) -> int:
     """Return nearest(f(input_scale * k) / output_scale), by exact and arbitrary-precision arithmetic."""
-    if k == 0:
-        return 0
-    linear = Fraction(input_scale) * k / Fraction(output_scale)
-    if k > 0 and (linear - Fraction(1, 2)).denominator == 1:
-        # x / s_y is a tie and f(x) < x. The caller comes here for a y next to a tie: it is this one, or y is
-        # further below it than any precision asked for here, which the loop then sees.
-        gap = evaluate(-abs(input_scale * k), activation, alpha) / output_scale
-        if abs(float(gap)) < 0.25:
-            return int(linear - Fraction(1, 2))
     precision = _START_PRECISION
     while precision <= _MAX_PRECISION:
         with mpmath.workprec(precision):
@@ -56,6 +47,16 @@ def nearest_exactly(
                 return int(down) + (1 if y - down > mpmath.mpf(1) / 2 else 0)
         precision *= 2
     raise QGeluError(f"no rounding found for code {k} at scales {input_scale}, {output_scale}")
+
+
+def _linear_ties(k: NDArray[np.int64], input_scale: float, output_scale: float) -> NDArray[np.bool_]:
+    """Return where k * input_scale / output_scale is exactly half-way between two whole numbers."""
+    ratio = Fraction(input_scale) / Fraction(output_scale)
+    if ratio.denominator > 2 * int(np.abs(k).max(initial=0)) or ratio.numerator % 2 == 0:
+        return np.zeros(k.shape, np.bool_)
+    # k p / q = n + 1/2, p and q coprime: q divides 2 k, and (2 k / q) p is odd.
+    quotient, remainder = np.divmod(2 * k, ratio.denominator)
+    return np.asarray((remainder == 0) & (quotient % 2 != 0))
 
 
 def nearest(
@@ -77,12 +78,18 @@ def nearest(
     low, high : int
         Codes less the output's zero point.
     """
-    y = evaluate(input_scale * k.astype(np.float64), activation, alpha) / output_scale
+    x = input_scale * k.astype(np.float64)
+    y = evaluate(x, activation, alpha) / output_scale
     clipped = np.clip(y, low - 1.0, high + 1.0)
     down = np.floor(clipped)
     fraction = clipped - down
     result = (down + (fraction > 0.5)).astype(np.int64)
-    doubtful = np.abs(fraction - 0.5) <= _RELATIVE_ERROR * (np.abs(clipped) + 1.0)
+    doubtful = (np.abs(fraction - 0.5) <= _RELATIVE_ERROR * (np.abs(clipped) + 1.0)) & (k != 0)
+    # Where x / s_y is a tie and g(x) / s_y < 1/4, f(x) < x decides, however small g(x) is.
+    ties = doubtful & (k > 0) & _linear_ties(k, input_scale, output_scale)
+    ties &= tail(np.abs(x), activation, alpha) / output_scale < 0.25
+    result[ties] = (np.rint(2.0 * clipped[ties]).astype(np.int64) - 1) // 2
+    doubtful &= ~ties
     for index in np.flatnonzero(doubtful):
         result[index] = nearest_exactly(int(k[index]), input_scale, output_scale, activation, alpha)
     return np.clip(result, low, high)

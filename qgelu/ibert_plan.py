@@ -27,6 +27,7 @@ SQRT_2: Final = 1.4142
 SHIFT: Final = 14
 
 _INT32_MAX: Final = (1 << 31) - 1
+_MOST_VALUES: Final = 1 << 24
 _CURVE_END: Final = 5.0
 """Beyond this |x| the published erf is constant and GELU is max(x, 0) to 1.5e-6."""
 
@@ -97,6 +98,13 @@ class IBertPlan(Plan):
         return dict(vars(self.integers))
 
 
+def _check_servable(input: QParams | AccumulatorParams, output: QParams, activation: Activation) -> None:
+    if activation != "gelu":
+        raise QGeluError(f"method 'ibert' is i-GELU: it serves activation 'gelu', not {activation!r}")
+    if input.per_channel or output.per_channel:
+        raise QGeluError("method 'ibert' is per tensor: give one scale and zero point on each side")
+
+
 def make_ibert_plan(
     input: QParams | AccumulatorParams, output: QParams, activation: Activation, alpha: float
 ) -> IBertPlan:
@@ -107,10 +115,7 @@ def make_ibert_plan(
     QGeluError
         If the activation is not ``gelu``, a side is per channel, or an int32 intermediate would overflow.
     """
-    if activation != "gelu":
-        raise QGeluError(f"method 'ibert' is i-GELU: it serves activation 'gelu', not {activation!r}")
-    if input.per_channel or output.per_channel:
-        raise QGeluError("method 'ibert' is per tensor: give one scale and zero point on each side")
+    _check_servable(input, output, activation)
     scale = float(input.scale)
     erf_scale = scale / SQRT_2
     erf_clip = -math.floor(B / erf_scale)
@@ -142,17 +147,34 @@ def make_ibert_plan(
     integers = IBertParameters(
         erf_clip, erf_constant, one, round(math.ldexp(ratio, shift)), shift, max(-low, high)
     )
-    return ibert_plan_from_parameters(input, output, alpha, integers, (low, high))
+    return ibert_plan_from_parameters(input, output, activation, alpha, integers, (low, high))
 
 
 def ibert_plan_from_parameters(
     input: QParams | AccumulatorParams,
     output: QParams,
+    activation: Activation,
     alpha: float,
     integers: IBertParameters,
     values: tuple[int, int],
 ) -> IBertPlan:
-    """Return a plan of given integers, with a certificate found by trying every value in ``values``."""
+    """Return a plan of given integers, with a certificate found by trying every value in ``values``.
+
+    Raises
+    ------
+    QGeluError
+        If the activation is not ``gelu``, a side is per channel, an intermediate would leave its width, or
+        there are too many values to try.
+    """
+    _check_servable(input, output, activation)
+    p = integers
+    if min(p.erf_clip, p.limit, -p.erf_constant, -p.one, -p.multiplier) < 1 or not 1 <= p.shift <= 62:
+        raise QGeluError("i-GELU: an integer has the wrong sign or the shift leaves 1 to 62")
+    if values[1] - values[0] > _MOST_VALUES:
+        raise QGeluError(
+            f"i-GELU: proving {values[1] - values[0]} values takes too long: use a coarser input scale or a "
+            "finer output scale"
+        )
     square = (0, integers.erf_clip**2)
     erf = 2 * -integers.one + 2
     intermediates = (

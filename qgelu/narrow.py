@@ -118,11 +118,12 @@ def prepare(
         return "output scale too fine"
     if np.any(tail_multiplier < 1):
         return "output scale too coarse"
-    # Beyond 65536 << shift both branches have saturated: clamping there changes nothing.
+    # Beyond 65536 << shift both branches have saturated: clamping there changes nothing. One step of the
+    # accumulator may be more than that; the smallest limit is still one step.
     needed = np.int64(65536) << np.maximum(linear_shift, argument_shift)
     if np.any((needed > V_LIMIT) & (left > 0)):
         return "input scale too coarse for the output scale"
-    limit = np.minimum(needed, V_LIMIT) >> left
+    limit = np.maximum(np.minimum(needed, V_LIMIT) >> left, 1)
     as_multiplier = np.minimum(np.rint((linear_ratio * np.exp2(linear_exponent) - 1.0) * 32768.0), 32767)
     as_argument = np.minimum(np.rint((argument_ratio * np.exp2(argument_exponent) - 1.0) * 32768.0), 32767)
     return NarrowParameters(
@@ -136,6 +137,48 @@ def prepare(
         offset=(zero_offset * 128 + 64).astype(np.int32),
         coefficients=tail.coefficients,
     )
+
+
+def check(
+    parameters: NarrowParameters,
+    input_scale: NDArray[np.float64],
+    output_scale: NDArray[np.float64],
+    zero_offset: NDArray[np.int64],
+    code_range: int,
+    tail: TailPolynomial,
+    slope: float,
+) -> str | None:
+    """Return why given integers are unfit, or None: what :func:`error_bound` takes for granted.
+
+    Parameters are those of :func:`prepare`.
+    """
+    p = parameters
+    if code_range > 255:
+        return "16-bit lanes serve codes of up to 8 bits"
+    if p.coefficients.shape != (16, 4) or np.any(np.abs(p.coefficients) > 32767):
+        return "coefficients are not 16 rows of 4 within int16"
+    for name, low, high in (
+        ("limit", 1, V_LIMIT),
+        ("left_shift", 0, _MAX_SHIFT),
+        ("linear_shift", 0, _MAX_SHIFT),
+        ("linear_multiplier", 0, 32767),
+        ("argument_shift", 0, _MAX_SHIFT),
+        ("argument_multiplier", 0, 32767),
+        ("tail_multiplier", 1, _U16),
+    ):
+        values = getattr(p, name)
+        if np.any((values < low) | (values > high)):
+            return f"{name} leaves {low} to {high}"
+    if not np.array_equal(p.offset, zero_offset * 128 + 64):
+        return "offset does not belong to the zero point"
+    needed = np.int64(65536) << np.maximum(p.linear_shift, p.argument_shift).astype(np.int64)
+    reached = p.limit.astype(np.int64) << p.left_shift.astype(np.int64)
+    if np.any((reached < needed) & ((p.limit < V_LIMIT) | (p.left_shift > 0))):
+        return "limit clamps accumulators that have not saturated"
+    largest = int(tail.proof.values.max()) * p.tail_multiplier.astype(np.int64)
+    if np.any(largest >> 16 > _U16 - code_range * 128):
+        return "tail too large for the result's 16 bits"
+    return None
 
 
 def error_bound(
@@ -156,14 +199,17 @@ def error_bound(
     largest_tail = float(tail.proof.values.max()) / (tail.gain * slope)
     span = float(code_range + 1)
     largest_linear = unit * np.minimum(2.0 * span, span + largest_tail / output_scale)
+    widest_linear = real_linear + linear_slack
     linear = (
-        np.where(p.linear_shift > 0, 0.5 * real_linear, 0.0) + linear_slack * largest_linear / real_linear
+        np.where(p.linear_shift > 0, 0.5 * widest_linear, 0.0) + linear_slack * largest_linear / real_linear
     )
     shift = (p.argument_shift - p.left_shift).astype(np.float64)
     real_argument = input_scale * slope / tail.step * np.exp2(shift)
     argument_slack = np.abs(real_argument - (1.0 + p.argument_multiplier / 32768.0)) * 65536.0
     distance = (
-        np.where(p.argument_shift > 0, 0.5 * real_argument, 0.0) + 0.5 + np.maximum(argument_slack - 1.0, 0.0)
+        np.where(p.argument_shift > 0, 0.5 * real_argument + argument_slack / 131072.0, 0.0)
+        + 0.5
+        + np.maximum(argument_slack - 1.0, 0.0)
     )
     real_multiplier = unit * 65536.0 / (output_scale * tail.gain * slope)
     multiplier = np.abs(real_multiplier - p.tail_multiplier) * float(tail.proof.values.max()) / 65536.0

@@ -22,6 +22,13 @@ _MIN_BYTES_PER_THREAD: Final = 1 << 18
 _INT32 = np.iinfo(np.int32)
 
 
+def _as_array(value: ArrayLike, what: str) -> NDArray[Any]:
+    try:
+        return np.asarray(value)
+    except ValueError:
+        raise QGeluError(f"{what} must be an array, not ragged lists") from None
+
+
 @dataclass(frozen=True, eq=False)
 class Plan(ABC):
     """One integer activation: from input codes (or int32 accumulators) to output codes.
@@ -88,7 +95,7 @@ class Plan(ABC):
         QGeluError
             If a dtype or a shape is wrong.
         """
-        codes = np.asarray(q)
+        codes = _as_array(q, "input codes")
         if codes.dtype != self.input_dtype:
             raise QGeluError(
                 f"input codes are {codes.dtype}, the plan takes {self.input_dtype}: cast them first"
@@ -100,12 +107,14 @@ class Plan(ABC):
             )
         if out is None:
             out = np.empty(codes.shape, self.output.dtype)
+        elif not isinstance(out, np.ndarray):
+            raise QGeluError(f"out must be an array, not {type(out).__name__}")
         elif out.shape != codes.shape or out.dtype != self.output.dtype:
             raise QGeluError(f"out is {out.dtype} {out.shape}, it must be {self.output.dtype} {codes.shape}")
         elif not out.flags.writeable:
             raise QGeluError("out is read-only: give a writeable array")
-        if threads is not None and threads < 1:
-            raise QGeluError(f"threads must be 1 or more, not {threads}")
+        if threads is not None and (not isinstance(threads, int | np.integer) or threads < 1):
+            raise QGeluError(f"threads must be a whole number of 1 or more, not {threads!r}")
         bias_array = self._check_bias(bias, codes)
         source = np.ascontiguousarray(codes)
         in_place = out.flags.c_contiguous and not (
@@ -126,9 +135,9 @@ class Plan(ABC):
             return None
         if not isinstance(self.input, AccumulatorParams):
             raise QGeluError("bias goes with accumulators: this plan takes codes")
-        array = np.asarray(bias)
+        array = _as_array(bias, "bias")
         if array.dtype.kind not in "iu" or np.any(array < _INT32.min) or np.any(array > _INT32.max):
-            raise QGeluError(f"bias must hold whole numbers within int32, not {array.dtype}")
+            raise QGeluError(f"bias must hold whole numbers within int32; it is {array.dtype}")
         if array.ndim > 1 or (array.ndim == 1 and (codes.ndim == 0 or array.shape != codes.shape[-1:])):
             raise QGeluError(f"bias has shape {array.shape}, the input's last axis has {codes.shape[-1:]}")
         return array.astype(np.int32)

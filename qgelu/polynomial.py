@@ -198,12 +198,13 @@ def prove(polynomial: TailPolynomial) -> TailProof:
 
 
 def tail_error(polynomial: TailPolynomial, distance: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return a bound on the tail's error when the argument is ``distance`` steps (0.5 to 1.5) off.
+    """Return a bound on the tail's error when the argument is ``distance`` steps off.
 
     The true bound is convex in the distance (a maximum of linear functions), so linear interpolation between
-    :data:`DISTANCES` is an upper bound too.
+    :data:`DISTANCES` is an upper bound too. Beyond them, |g'| <= 1/2 everywhere.
     """
-    return np.interp(np.maximum(distance, DISTANCES[0]), DISTANCES, polynomial.proof.error_at)
+    further = 0.5 * np.maximum(distance - DISTANCES[-1], 0.0) * polynomial.step
+    return np.interp(distance, DISTANCES, polynomial.proof.error_at) + further
 
 
 def family_of(activation: Activation) -> Family:

@@ -140,12 +140,11 @@ def _scales(input: QParams | AccumulatorParams, output: QParams) -> _Scales:
     input_scale = np.atleast_1d(np.asarray(input.scale, dtype=np.float64))
     output_scale = np.atleast_1d(np.asarray(output.scale, dtype=np.float64))
     zero = np.atleast_1d(np.asarray(output.zero_point, dtype=np.int64)) - output.qmin
-    try:
-        shape = np.broadcast_shapes(input_scale.shape, output_scale.shape)
-    except ValueError:
+    if input.per_channel and output.per_channel and input_scale.size != output_scale.size:
         raise QGeluError(
             f"input has {input_scale.size} channels and output {output_scale.size}: make them equal"
-        ) from None
+        )
+    shape = np.broadcast_shapes(input_scale.shape, output_scale.shape)
     return _Scales(
         np.broadcast_to(input_scale, shape).copy(),
         np.broadcast_to(output_scale, shape).copy(),
@@ -211,12 +210,21 @@ def polynomial_plan_from_parameters(
     Raises
     ------
     QGeluError
-        If an intermediate could leave its width.
+        If the integers do not belong to the scales, or an intermediate could leave its width.
     """
     scales = _scales(input, output)
     slope = family_slope(activation, alpha)
     arithmetic = _ARITHMETIC[tail.lanes]
+    unfit = arithmetic.check(
+        integers, scales.input, scales.output, scales.zero_offset, scales.code_range, tail, slope
+    )
+    if unfit:
+        raise QGeluError(f"polynomial plan: {unfit}")
     bound = arithmetic.error_bound(integers, scales.input, scales.output, scales.code_range, tail, slope)
+    if not float(bound.max()) <= LARGEST_ERROR_LSB:
+        raise QGeluError(
+            f"polynomial plan: its integers do not belong to its scales (error {bound.max():.3g} LSB)"
+        )
     limit = integers.limit.astype(np.int64)
     if isinstance(input, QParams):
         zero = np.broadcast_to(np.asarray(input.zero_point, dtype=np.int64), limit.shape)
@@ -243,7 +251,8 @@ def polynomial_plan_from_parameters(
     )
     if sum(high - low + 1 for low, high in ranges) > ENUMERATION_LIMIT:
         return draft
-    found = enumerate_inputs(draft.run_values, ranges, scales.input, output, activation, alpha)
+    ends = () if isinstance(input, QParams) else admitted
+    found = enumerate_inputs(draft.run_values, ranges, scales.input, output, activation, alpha, ends)
     certificate = Certificate(
         found.max_error_lsb,
         "enumerated",

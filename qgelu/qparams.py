@@ -11,20 +11,25 @@ from qgelu.errors import QGeluError
 MIN_BITS: Final = 2
 MAX_BITS: Final = 16
 
+_FLOAT32_SMALLEST: Final = float(np.finfo(np.float32).tiny)
+_FLOAT32_LARGEST: Final = float(np.finfo(np.float32).max)
+"""ONNX holds scales in float32: they must be among its normal numbers."""
+
 
 def _check_scale(scale: Any, what: str) -> NDArray[np.float64]:
     try:
         values = np.array(scale, dtype=np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise QGeluError(f"{what} must be a number or a 1-D array of numbers, not {scale!r}") from None
     if values.ndim > 1 or values.size == 0:
         raise QGeluError(f"{what} must be a number or a non-empty 1-D array, not shape {values.shape}")
-    bad = ~(np.isfinite(values) & (values > 0.0))
+    bad = ~((values >= _FLOAT32_SMALLEST) & (values <= _FLOAT32_LARGEST))
     if bad.any():
         index = int(np.flatnonzero(bad)[0])
         where = f" at channel {index}" if values.ndim else ""
         raise QGeluError(
-            f"{what} must be finite and above 0, not {float(np.atleast_1d(values)[index])}{where}"
+            f"{what} must be finite, above 0 and a normal float32 (from {_FLOAT32_SMALLEST:.3g}), "
+            f"not {float(np.atleast_1d(values)[index])}{where}"
         )
     values.setflags(write=False)
     return values
@@ -37,7 +42,7 @@ class QParams:
     Parameters
     ----------
     scale : float or array_like of shape [C]
-        Real width of one LSB; finite, above 0. One per channel (the last axis) if 1-D.
+        Real width of one LSB; above 0, a normal number of float32. One per channel (the last axis) if 1-D.
     zero_point : int or array_like of shape [C]
         The code that stands for 0; within [qmin, qmax].
     bits : int
@@ -62,7 +67,12 @@ class QParams:
         if not MIN_BITS <= self.bits <= MAX_BITS:
             raise QGeluError(f"bits must be from {MIN_BITS} to {MAX_BITS}, not {self.bits}")
         scale = _check_scale(self.scale, "scale")
-        zero_point = np.array(self.zero_point)
+        if not isinstance(self.signed, bool | np.bool_):
+            raise QGeluError(f"signed must be true or false, not {self.signed!r}")
+        try:
+            zero_point = np.array(self.zero_point)
+        except ValueError:
+            raise QGeluError("zero_point must be a whole number or a 1-D array of them") from None
         if zero_point.dtype.kind not in "iu":
             raise QGeluError(f"zero_point must be whole, not of dtype {zero_point.dtype}")
         if zero_point.ndim > 1 or zero_point.size == 0:
@@ -153,7 +163,7 @@ class AccumulatorParams:
     Parameters
     ----------
     scale : float or array_like of shape [C]
-        Finite, above 0. One per channel (the last axis) if 1-D.
+        Above 0, within the normal numbers of float32. One per channel (the last axis) if 1-D.
     """
 
     scale: Any

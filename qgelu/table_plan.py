@@ -49,6 +49,12 @@ def codes_by_pattern(params: QParams) -> NDArray[np.int64]:
     return np.clip(patterns.astype(np.int64), params.qmin, params.qmax)
 
 
+def check_per_tensor(input: QParams, output: QParams) -> None:
+    """Raise QGeluError if either side is per channel."""
+    if input.per_channel or output.per_channel:
+        raise QGeluError("a table has one scale on each side: per channel needs method='polynomial'")
+
+
 def make_table_plan(input: QParams, output: QParams, activation: Activation, alpha: float) -> TablePlan:
     """Return the plan whose every answer is correctly rounded.
 
@@ -57,8 +63,7 @@ def make_table_plan(input: QParams, output: QParams, activation: Activation, alp
     QGeluError
         If either side is per channel.
     """
-    if input.per_channel or output.per_channel:
-        raise QGeluError("a table has one scale on each side: per channel needs method='polynomial'")
+    check_per_tensor(input, output)
     codes = codes_by_pattern(input)
     distinct, inverse = np.unique(codes, return_inverse=True)
     low, high = output.qmin - output.zero_point, output.qmax - output.zero_point

@@ -16,6 +16,7 @@ V_LIMIT: Final = (1 << 31) - 1
 _MAX_OUTPUT_SHIFT: Final = 44
 _MAX_RESULT_BITS: Final = 61
 _MULTIPLIER_LIMIT: Final = (1 << 31) - 1
+_MAX_COEFFICIENTS: Final = 8
 
 CHANNEL_FIELDS: Final = (
     "limit",
@@ -60,6 +61,13 @@ class WideParameters:
         return {name: getattr(self, name) for name in CHANNEL_FIELDS}
 
 
+def _furthest(
+    output_scale: NDArray[np.float64], code_range: int, tail: TailPolynomial, slope: float
+) -> NDArray[np.float64]:
+    """Return |x| beyond which f is a saturated code (f(x) >= x / 2) and the tail is past its cut-off."""
+    return np.maximum(2.0 * (code_range + 1) * output_scale, tail.cutoff / slope)
+
+
 def _floor_log2(values: NDArray[np.float64]) -> NDArray[np.int64]:
     return np.frexp(values)[1].astype(np.int64) - 1
 
@@ -76,9 +84,7 @@ def prepare(
 
     Parameters are those of :func:`qgelu.narrow.prepare`, with a tail in 32-bit lanes.
     """
-    # Beyond this x, f is a saturated code (f(x) >= x / 2) and the tail is past its cut-off.
-    furthest = np.maximum(2.0 * (code_range + 1) * output_scale, tail.cutoff / slope) * 1.0001
-    needed = furthest / input_scale + 1.0
+    needed = _furthest(output_scale, code_range, tail, slope) * 1.0001 / input_scale + 1.0
     limit = np.floor(np.minimum(needed, float(V_LIMIT)))
     left = np.maximum(30 - _floor_log2(limit), 0)
     scale = input_scale * np.exp2(-left)  # of v'
@@ -113,6 +119,43 @@ def prepare(
         output_shift=output_shift.astype(np.int32),
         coefficients=tail.coefficients,
     )
+
+
+def check(
+    parameters: WideParameters,
+    input_scale: NDArray[np.float64],
+    output_scale: NDArray[np.float64],
+    zero_offset: NDArray[np.int64],
+    code_range: int,
+    tail: TailPolynomial,
+    slope: float,
+) -> str | None:
+    """Return why given integers are unfit, or None: what :func:`error_bound` takes for granted.
+
+    Parameters are those of :func:`qgelu.narrow.prepare`.
+    """
+    p = parameters
+    if p.coefficients.shape[0] != 32 or not 2 <= p.coefficients.shape[1] <= _MAX_COEFFICIENTS:
+        return f"coefficients are not 32 rows of 2 to {_MAX_COEFFICIENTS}"
+    for name, low, high in (
+        ("limit", 1, V_LIMIT),
+        ("left_shift", 0, 30),
+        ("argument_multiplier", 1, _MULTIPLIER_LIMIT),
+        ("argument_shift", 1, 62),
+        ("linear_multiplier", 0, _MULTIPLIER_LIMIT),
+        ("tail_multiplier", 0, _MULTIPLIER_LIMIT),
+        ("output_shift", 1, _MAX_OUTPUT_SHIFT),
+    ):
+        values = getattr(p, name)
+        if np.any((values < low) | (values > high)):
+            return f"{name} leaves {low} to {high}"
+    shift = p.output_shift.astype(np.int64)
+    if not np.array_equal(p.offset, (zero_offset << shift) + (np.int64(1) << (shift - 1))):
+        return "offset does not belong to the zero point"
+    reached = p.limit * input_scale
+    if np.any((reached < _furthest(output_scale, code_range, tail, slope)) & (p.limit < V_LIMIT)):
+        return "limit clamps accumulators that have not saturated"
+    return None
 
 
 def error_bound(
@@ -165,6 +208,7 @@ def intermediates(
         Intermediate("magnitude times argument multiplier", 0, int(product.max()), 63, False),
         Intermediate("argument", 0, (1 << tail.format.argument_bits) - 1, tail.format.argument_bits, False),
         Intermediate("Horner product", -multiplied * fraction, multiplied * fraction, 32, True),
+        Intermediate("tail before its clamp at 0", *tail.proof.horner_ranges[-1], 32, True),
         Intermediate("tail", 0, largest, 31, False),
         Intermediate("result before the last shift", int(low.min()), int(high.max()), 64, True),
     )
