@@ -86,8 +86,9 @@ def render():
     lines = [
         '"""Integer coefficients of the tails\' polynomials. Written by bench/fit_tails.py: do not edit.',
         "",
-        "Row k belongs to segment k: p = c0 + c1 phi + c2 phi^2 + c3 phi^3 ... in units of 1 / gain, phi in [-1/2, 1/2) over the",
-        "segment. Behind each row: the real number that its first coefficient encodes, near g at the segment's middle.",
+        "Row k belongs to segment k: p = c0 + c1 phi + c2 phi^2 + c3 phi^3 ... in units of 1 / gain, phi in",
+        "[-1/2, 1/2) over the segment. Behind each row: the real number that its first coefficient encodes, near g at",
+        "the segment's middle.",
         '"""',
         "",
         "from typing import Any, Final",

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from qgelu import activations as activations
     from qgelu.errors import QGeluError as QGeluError
-    from qgelu.planner import make_plan as make_plan
     from qgelu.plan import Plan as Plan
     from qgelu.plan_json import plan_from_json as plan_from_json
+    from qgelu.planner import make_plan as make_plan
     from qgelu.qparams import AccumulatorParams as AccumulatorParams
     from qgelu.qparams import QParams as QParams
 
@@ -26,7 +26,7 @@ _HOMES = {
     "plan_from_json": "qgelu.plan_json",
 }
 
-__all__ = ["__version__", "activations", *sorted(_HOMES)]
+__all__ = ["__version__", "activations", *_HOMES]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> Any:

@@ -107,9 +107,7 @@ def _one_minus_s(t: NDArray[np.float64], activation: Activation, alpha: float) -
         return np.asarray(1.0 / (1.0 + np.exp(z)), dtype=np.float64)
 
 
-def evaluate(
-    x: ArrayLike, activation: Activation = "gelu", alpha: float = DEFAULT_ALPHA
-) -> NDArray[np.float64]:
+def evaluate(x: ArrayLike, activation: Activation = "gelu", alpha: float = DEFAULT_ALPHA) -> NDArray[np.float64]:
     """Return f(x) in float64, element by element.
 
     Parameters
@@ -127,9 +125,7 @@ def evaluate(
     return np.where(np.isneginf(values), 0.0, result)
 
 
-def derivative(
-    x: ArrayLike, activation: Activation = "gelu", alpha: float = DEFAULT_ALPHA
-) -> NDArray[np.float64]:
+def derivative(x: ArrayLike, activation: Activation = "gelu", alpha: float = DEFAULT_ALPHA) -> NDArray[np.float64]:
     """Return f'(x) = s(x) + x s'(x) in float64. Parameters as for :func:`evaluate`."""
     values = np.asarray(x, dtype=np.float64)
     with np.errstate(invalid="ignore", over="ignore"):

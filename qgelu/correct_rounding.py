@@ -32,9 +32,7 @@ def _evaluate_exactly(x: Any, activation: Activation, alpha: float) -> Any:
     return x / (1 + mpmath.exp(-z))
 
 
-def nearest_exactly(
-    k: int, input_scale: float, output_scale: float, activation: Activation, alpha: float
-) -> int:
+def nearest_exactly(k: int, input_scale: float, output_scale: float, activation: Activation, alpha: float) -> int:
     """Return nearest(f(input_scale * k) / output_scale), by exact and arbitrary-precision arithmetic."""
     precision = _START_PRECISION
     while precision <= _MAX_PRECISION:

@@ -103,7 +103,7 @@ class IntegerFfn:
     def quantize_input(self, x: NDArray[np.float32]) -> NDArray[np.uint8]:
         """Return the input codes, uint8 of the shape of x ([..., K], float32)."""
         scaled = np.rint(x * self.input_multiplier + self.input_offset)
-        return np.clip(scaled, 0, (1 << self.input_bits) - 1).astype(np.uint8)
+        return np.asarray(np.clip(scaled, 0, (1 << self.input_bits) - 1), dtype=np.uint8)
 
     def run(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
         """Run the block: x float32 [..., K] -> float32 [..., M]."""
@@ -155,9 +155,7 @@ def _first_matmul(
         factor = np.where(too_large > 1.0, 2.0 * too_large, 1.0)
         if factor.max() > _LARGEST_COARSENING:
             channel = int(np.argmax(factor))
-            raise QGeluError(
-                f"the first matmul's bias does not fit int32 at channel {channel}: leave this site out"
-            )
+            raise QGeluError(f"the first matmul's bias does not fit int32 at channel {channel}: leave this site out")
         scale = scale * factor
         codes = _round_weight(weight, scale)
         whole = np.rint(bias / scale - zero_point @ codes.astype(np.float64))
@@ -170,9 +168,7 @@ def hidden_qparams(hidden: ChannelQuantization, activation: Activation, alpha: f
 
     Scales finer than what the 16-bit-lane arithmetic serves are raised to it.
     """
-    floor = narrow.smallest_output_scale(
-        tail_polynomial(family_of(activation), 16), family_slope(activation, alpha)
-    )
+    floor = narrow.smallest_output_scale(tail_polynomial(family_of(activation), 16), family_slope(activation, alpha))
     zero_point = np.clip(np.rint(hidden.zero_point), 0, (1 << hidden.bits) - 1).astype(np.int32)
     return QParams(np.maximum(hidden.scale, floor), zero_point, hidden.bits, signed=False)
 
@@ -196,9 +192,7 @@ def make_integer_ffn(block: FloatFfn, input: ChannelQuantization, hidden: Channe
     first = block.first_weight.astype(np.float64)
     second = block.second_weight.astype(np.float64)
     first_bias = np.zeros(first.shape[1]) if block.first_bias is None else block.first_bias.astype(np.float64)
-    second_bias = (
-        np.zeros(second.shape[1]) if block.second_bias is None else block.second_bias.astype(np.float64)
-    )
+    second_bias = np.zeros(second.shape[1]) if block.second_bias is None else block.second_bias.astype(np.float64)
     codes, accumulator_scale, bias = _first_matmul(
         input.scale[:, None] * first, first_bias, input.zero_point, input.bits
     )

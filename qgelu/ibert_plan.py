@@ -125,9 +125,7 @@ def make_ibert_plan(
     ratio = scale * output_of_erf / 2.0 / float(output.scale)
     shift = 30 - math.frexp(-ratio)[1]
     if not 1 <= shift <= 62:
-        raise QGeluError(
-            f"no i-GELU plan at input scale {scale:.3g}: output scale {output.scale:.3g} is too far off"
-        )
+        raise QGeluError(f"no i-GELU plan at input scale {scale:.3g}: output scale {output.scale:.3g} is too far off")
     overflow_limit = _INT32_MAX // (2 * -one + 2)
     if isinstance(input, QParams):
         low, high = input.qmin - int(input.zero_point), input.qmax - int(input.zero_point)
@@ -144,9 +142,7 @@ def make_ibert_plan(
             f"i-GELU overflows int32 at input scale {scale:.3g} for |x| above "
             f"{overflow_limit * scale:.3g}: use a coarser scale or method='polynomial'"
         )
-    integers = IBertParameters(
-        erf_clip, erf_constant, one, round(math.ldexp(ratio, shift)), shift, max(-low, high)
-    )
+    integers = IBertParameters(erf_clip, erf_constant, one, round(math.ldexp(ratio, shift)), shift, max(-low, high))
     return ibert_plan_from_parameters(input, output, activation, alpha, integers, (low, high))
 
 
@@ -194,9 +190,7 @@ def ibert_plan_from_parameters(
         Certificate(math.inf, "bounded", None, None, None, admitted, intermediates),
         integers,
     )
-    found = enumerate_inputs(
-        draft.run_values, [values], np.array([float(input.scale)]), output, "gelu", alpha
-    )
+    found = enumerate_inputs(draft.run_values, [values], np.array([float(input.scale)]), output, "gelu", alpha)
     certificate = Certificate(
         found.max_error_lsb,
         "enumerated",

@@ -200,9 +200,7 @@ def error_bound(
     span = float(code_range + 1)
     largest_linear = unit * np.minimum(2.0 * span, span + largest_tail / output_scale)
     widest_linear = real_linear + linear_slack
-    linear = (
-        np.where(p.linear_shift > 0, 0.5 * widest_linear, 0.0) + linear_slack * largest_linear / real_linear
-    )
+    linear = np.where(p.linear_shift > 0, 0.5 * widest_linear, 0.0) + linear_slack * largest_linear / real_linear
     shift = (p.argument_shift - p.left_shift).astype(np.float64)
     real_argument = input_scale * slope / tail.step * np.exp2(shift)
     argument_slack = np.abs(real_argument - (1.0 + p.argument_multiplier / 32768.0)) * 65536.0
@@ -237,10 +235,7 @@ def intermediates(
         Intermediate("linear branch times multiplier", 0, _U16 * int(p.linear_multiplier.max()), 31, False),
         Intermediate("argument", 0, _U16, 16, False),
         Intermediate("argument times multiplier", 0, _U16 * int(p.argument_multiplier.max()), 31, False),
-        *(
-            Intermediate(f"tail, Horner step {k + 1}", low, high, 16, True)
-            for k, (low, high) in enumerate(horner)
-        ),
+        *(Intermediate(f"tail, Horner step {k + 1}", low, high, 16, True) for k, (low, high) in enumerate(horner)),
         Intermediate("tail", 0, largest, 15, False),
         Intermediate("tail times multiplier", 0, largest * int(p.tail_multiplier.max()), 31, False),
         Intermediate("result before the last shift", 0, _U16, 16, False),

@@ -116,17 +116,13 @@ def select_sites(findings: Findings, names: Sequence[str] | None) -> tuple[Site,
         If there is no site at all, or a name matches none.
     """
     if not findings.sites:
-        near = (
-            f" ({len(findings.near_misses)} near misses: see 'qgelu inspect')" if findings.near_misses else ""
-        )
+        near = f" ({len(findings.near_misses)} near misses: see 'qgelu inspect')" if findings.near_misses else ""
         raise QGeluError(f"no GELU, QuickGELU or SiLU in the model{near}: nothing to quantize")
     if not names:
         return findings.sites
     chosen: set[str] = set()
     for name in names:
-        matching = {
-            site.name for site in findings.sites if site.name == name or fnmatch.fnmatchcase(site.name, name)
-        }
+        matching = {site.name for site in findings.sites if site.name == name or fnmatch.fnmatchcase(site.name, name)}
         if not matching:
             raise QGeluError(f"no site is named {name!r}: 'qgelu inspect' lists the names")
         chosen |= matching
@@ -222,9 +218,7 @@ def _activation_plan(site: Site, choice: _Choice) -> TablePlan:
     return make_table_plan(source, output, site.activation, site.alpha)
 
 
-def _channels(
-    statistics: Any, weight: np.ndarray[Any, Any], bits: int, *, with_zero: bool
-) -> ChannelQuantization:
+def _channels(statistics: Any, weight: np.ndarray[Any, Any], bits: int, *, with_zero: bool) -> ChannelQuantization:
     """Return scales and shifts that equalise a matmul's input with its weight."""
     import calibration
 
@@ -238,9 +232,7 @@ def _channels(
 def _integer_block(site: Site, choice: _Choice) -> IntegerFfn:
     ffn = site.ffn
     assert ffn is not None
-    block = FloatFfn(
-        ffn.first.weight, ffn.first.bias, ffn.second.weight, ffn.second.bias, site.activation, site.alpha
-    )
+    block = FloatFfn(ffn.first.weight, ffn.first.bias, ffn.second.weight, ffn.second.bias, site.activation, site.alpha)
     source = _tensor_statistics(choice.statistics, ffn.first.input)
     hidden = _tensor_statistics(choice.statistics, site.output)
     return make_integer_ffn(
@@ -266,9 +258,7 @@ def _rewrite(
     if scope == "ffn" and site.ffn is not None:
         if choice.target == "qdq":
             plan = _activation_plan(site, choice)
-            rewrite_qdq_ffn(
-                editor, site, site.ffn, plan, _tensor_qparams(choice, site.ffn.first.input), element_type
-            )
+            rewrite_qdq_ffn(editor, site, site.ffn, plan, _tensor_qparams(choice, site.ffn.first.input), element_type)
             return plan, "ffn", ""
         try:
             block = _integer_block(site, choice)
@@ -369,9 +359,7 @@ def quantize(
         element_type = types.get(site.input, TensorProto.FLOAT)
         plan, got, note = _rewrite(editor, site, scope, choice, element_type)  # type: ignore[arg-type]
         done.append(
-            QuantizedSite(
-                site.name, site.activation, site.alpha, site.input, site.output, got, bits, note, plan
-            )
+            QuantizedSite(site.name, site.activation, site.alpha, site.input, site.output, got, bits, note, plan)
         )
     report("quantize", len(chosen), len(chosen))
     result = editor.finish()

@@ -97,14 +97,10 @@ class Plan(ABC):
         """
         codes = _as_array(q, "input codes")
         if codes.dtype != self.input_dtype:
-            raise QGeluError(
-                f"input codes are {codes.dtype}, the plan takes {self.input_dtype}: cast them first"
-            )
+            raise QGeluError(f"input codes are {codes.dtype}, the plan takes {self.input_dtype}: cast them first")
         channels = self.channels
         if channels is not None and (codes.ndim == 0 or codes.shape[-1] != channels):
-            raise QGeluError(
-                f"input has shape {codes.shape}, the plan has {channels} channels on the last axis"
-            )
+            raise QGeluError(f"input has shape {codes.shape}, the plan has {channels} channels on the last axis")
         if out is None:
             out = np.empty(codes.shape, self.output.dtype)
         elif not isinstance(out, np.ndarray):
@@ -121,9 +117,7 @@ class Plan(ABC):
             np.may_share_memory(source, out) and source.ctypes.data != out.ctypes.data
         )
         # Different widths at one address: writing would overtake reading.
-        in_place = in_place and not (
-            source.ctypes.data == out.ctypes.data and source.itemsize != out.itemsize
-        )
+        in_place = in_place and not (source.ctypes.data == out.ctypes.data and source.itemsize != out.itemsize)
         target = out if in_place else np.empty(codes.shape, out.dtype)
         self._run_all(source, bias_array, target, threads or 1)
         if target is not out:
@@ -168,9 +162,7 @@ class Plan(ABC):
                 list(pool.map(run_range, ranges))
         if whole < source.size:  # only per tensor
             rest = source.size - whole
-            self._kernel(rest, bias)(
-                flat_source[whole:].reshape(1, rest), flat_target[whole:].reshape(1, rest)
-            )
+            self._kernel(rest, bias)(flat_source[whole:].reshape(1, rest), flat_target[whole:].reshape(1, rest))
 
     @abstractmethod
     def _kernel(self, width: int, bias: NDArray[np.int32] | None) -> Any:

@@ -88,9 +88,7 @@ def _read_polynomial(
         )
         if arrays[field.name].size != channels:
             raise QGeluError(f"plan: {field.name} has {arrays[field.name].size} channels, not {channels}")
-    return polynomial_plan_from_parameters(
-        source, output, name, alpha, kind(**arrays, coefficients=coefficients), tail
-    )
+    return polynomial_plan_from_parameters(source, output, name, alpha, kind(**arrays, coefficients=coefficients), tail)
 
 
 def _read_ibert(

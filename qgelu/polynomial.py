@@ -60,13 +60,9 @@ class TailFormat:
 
 FORMATS: Final[dict[Lanes, TailFormat]] = {
     # int16 coefficients: 16-bit lanes.
-    16: TailFormat(
-        argument_bits=16, segment_bits=4, fraction_bits=16, centre=0.5, inner_limit=32767, growth=1.0
-    ),
+    16: TailFormat(argument_bits=16, segment_bits=4, fraction_bits=16, centre=0.5, inner_limit=32767, growth=1.0),
     # 131071 * 2**14 < 2**31: 32-bit lanes.
-    32: TailFormat(
-        argument_bits=20, segment_bits=5, fraction_bits=15, centre=0.0, inner_limit=131071, growth=2.0**-10
-    ),
+    32: TailFormat(argument_bits=20, segment_bits=5, fraction_bits=15, centre=0.0, inner_limit=131071, growth=2.0**-10),
 }
 
 
@@ -168,9 +164,7 @@ def prove(polynomial: TailPolynomial) -> TailProof:
     offset_bits = form.argument_bits - form.segment_bits
     position = np.arange(1 << offset_bits, dtype=np.int64)
     fraction = (position << (form.fraction_bits - offset_bits)) - (1 << (form.fraction_bits - 1))
-    rows = [
-        horner(segment, fraction, form.fraction_bits) for segment in polynomial.coefficients.astype(np.int64)
-    ]
+    rows = [horner(segment, fraction, form.fraction_bits) for segment in polynomial.coefficients.astype(np.int64)]
     values = np.maximum(np.concatenate([row[0] for row in rows]), 0)
     ranges = tuple(
         (min(row[1][k][0] for row in rows), max(row[1][k][1] for row in rows)) for k in range(len(rows[0][1]))
@@ -190,10 +184,7 @@ def prove(polynomial: TailPolynomial) -> TailProof:
     edge = float(tail(argument[-1] - 2 * _FLOOR_UNITS * polynomial.step, activation))
     last = float(values[-1]) / polynomial.gain
     beyond = max(last, abs(edge - last))
-    at = [
-        max(float(np.max(nearby * (distance + growing) * polynomial.step + error)), beyond)
-        for distance in DISTANCES
-    ]
+    at = [max(float(np.max(nearby * (distance + growing) * polynomial.step + error)), beyond) for distance in DISTANCES]
     return TailProof(values.astype(np.int32), float(error.max()), (at[0], at[1], at[2]), ranges)
 
 

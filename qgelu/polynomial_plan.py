@@ -67,9 +67,7 @@ class PolynomialPlan(Plan):
         return addend.astype(np.int32), lower.astype(np.int32), upper.astype(np.int32)
 
     def _arrays(self, width: int) -> dict[str, NDArray[Any]]:
-        return {
-            name: np.broadcast_to(array, (width,)) for name, array in self.integers.channel_arrays().items()
-        }
+        return {name: np.broadcast_to(array, (width,)) for name, array in self.integers.channel_arrays().items()}
 
     def _requantize(
         self,
@@ -111,7 +109,7 @@ class PolynomialPlan(Plan):
         target = np.empty((1, values.size), self.output.dtype)
         source = values.astype(np.int32).reshape(1, -1)
         self._requantize(source, (bias, -limit, limit), arrays, target)
-        return target[0].astype(np.int64)
+        return np.asarray(target[0], dtype=np.int64)
 
     def parameters(self) -> dict[str, Any]:
         """Return every per-channel array, and the tail, as lists and numbers."""
@@ -141,9 +139,7 @@ def _scales(input: QParams | AccumulatorParams, output: QParams) -> _Scales:
     output_scale = np.atleast_1d(np.asarray(output.scale, dtype=np.float64))
     zero = np.atleast_1d(np.asarray(output.zero_point, dtype=np.int64)) - output.qmin
     if input.per_channel and output.per_channel and input_scale.size != output_scale.size:
-        raise QGeluError(
-            f"input has {input_scale.size} channels and output {output_scale.size}: make them equal"
-        )
+        raise QGeluError(f"input has {input_scale.size} channels and output {output_scale.size}: make them equal")
     shape = np.broadcast_shapes(input_scale.shape, output_scale.shape)
     return _Scales(
         np.broadcast_to(input_scale, shape).copy(),
@@ -180,9 +176,7 @@ def make_polynomial_plan(
             continue
         arithmetic = _ARITHMETIC[lanes]
         tail = tail_polynomial(family_of(activation), lanes)
-        prepared = arithmetic.prepare(
-            scales.input, scales.output, scales.zero_offset, scales.code_range, tail, slope
-        )
+        prepared = arithmetic.prepare(scales.input, scales.output, scales.zero_offset, scales.code_range, tail, slope)
         if isinstance(prepared, str):
             reasons.append(prepared)
             continue
@@ -215,16 +209,12 @@ def polynomial_plan_from_parameters(
     scales = _scales(input, output)
     slope = family_slope(activation, alpha)
     arithmetic = _ARITHMETIC[tail.lanes]
-    unfit = arithmetic.check(
-        integers, scales.input, scales.output, scales.zero_offset, scales.code_range, tail, slope
-    )
+    unfit = arithmetic.check(integers, scales.input, scales.output, scales.zero_offset, scales.code_range, tail, slope)
     if unfit:
         raise QGeluError(f"polynomial plan: {unfit}")
     bound = arithmetic.error_bound(integers, scales.input, scales.output, scales.code_range, tail, slope)
     if not float(bound.max()) <= LARGEST_ERROR_LSB:
-        raise QGeluError(
-            f"polynomial plan: its integers do not belong to its scales (error {bound.max():.3g} LSB)"
-        )
+        raise QGeluError(f"polynomial plan: its integers do not belong to its scales (error {bound.max():.3g} LSB)")
     limit = integers.limit.astype(np.int64)
     if isinstance(input, QParams):
         zero = np.broadcast_to(np.asarray(input.zero_point, dtype=np.int64), limit.shape)

@@ -78,9 +78,7 @@ class QParams:
         if zero_point.ndim > 1 or zero_point.size == 0:
             raise QGeluError(f"zero_point must be a number or a non-empty 1-D array, not {zero_point.shape}")
         if zero_point.ndim and scale.ndim and zero_point.shape != scale.shape:
-            raise QGeluError(
-                f"scale has {scale.size} channels and zero_point {zero_point.size}: make them equal"
-            )
+            raise QGeluError(f"scale has {scale.size} channels and zero_point {zero_point.size}: make them equal")
         object.__setattr__(self, "bits", int(self.bits))
         object.__setattr__(self, "signed", bool(self.signed))
         outside = (zero_point < self.qmin) | (zero_point > self.qmax)
@@ -149,7 +147,8 @@ class QParams:
             raise QGeluError("cannot quantize NaN: clean the data first")
         with np.errstate(over="ignore"):
             scaled = np.rint(values / np.asarray(self.scale, dtype=values.dtype)).astype(np.float64)
-        return np.clip(scaled + self.zero_point, self.qmin, self.qmax).astype(self.dtype)
+        codes: NDArray[Any] = np.clip(scaled + self.zero_point, self.qmin, self.qmax).astype(self.dtype)
+        return codes
 
     def dequantize(self, q: ArrayLike) -> NDArray[np.float64]:
         """Return scale * (q - zero_point) in float64."""

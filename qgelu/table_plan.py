@@ -81,7 +81,7 @@ def table_plan_from_table(
     size_mask = table.size - 1
 
     def run(values: NDArray[np.int64], channel: int) -> NDArray[Any]:
-        return table[(values + input.zero_point) & size_mask].astype(np.int64)
+        return np.asarray(table[(values + input.zero_point) & size_mask], dtype=np.int64)
 
     found = enumerate_inputs(
         run,

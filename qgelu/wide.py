@@ -177,9 +177,7 @@ def error_bound(
     linear = linear * np.minimum(largest_linear * output_scale / scale, float(1 << 31))
     multiplier = np.abs(power / (output_scale * tail.gain * slope) - p.tail_multiplier) / power * largest_tail
     ratio = scale * slope / tail.step
-    slack = (
-        np.abs(ratio * np.exp2(p.argument_shift) - p.argument_multiplier) / np.exp2(p.argument_shift) / ratio
-    )
+    slack = np.abs(ratio * np.exp2(p.argument_shift) - p.argument_multiplier) / np.exp2(p.argument_shift) / ratio
     # The polynomial's own bound allows for the format's growth; anything beyond that widens the distance.
     steps = float(1 << tail.format.argument_bits)
     distance = 0.5 + np.maximum(slack * steps - tail.format.growth, 0.0)

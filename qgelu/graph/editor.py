@@ -67,9 +67,7 @@ class GraphEditor:
         """Queue a node and return its output's name; :meth:`replace` puts the queue in place."""
         result = output or self.fresh(hint)
         name = self.fresh(f"{hint}/{op_type}")
-        self._pending.append(
-            helper.make_node(op_type, inputs, [result], name=name, domain=domain, **attributes)
-        )
+        self._pending.append(helper.make_node(op_type, inputs, [result], name=name, domain=domain, **attributes))
         return result
 
     def use_function(self, function: onnx.FunctionProto) -> None:

@@ -70,7 +70,7 @@ class Opsets:
     onnx: int
     ml: int = ML_VERSION
 
-    def imports(self) -> list[onnx.OperatorSetIdProto]:
+    def imports(self) -> list[Any]:
         """Return the imports."""
         return [helper.make_opsetid("", self.onnx), helper.make_opsetid(ML_DOMAIN, self.ml)]
 
@@ -100,9 +100,7 @@ class _Body:
     def power_of_two(self, exponent: str, to: int) -> str:
         """Return 2**exponent in the type ``to``; ``exponent`` holds int32 from 0 to 62."""
         one = self.constant([1], "uint64")
-        return self.cast(
-            self.op("BitShift", one, self.cast(exponent, TensorProto.UINT64), direction="LEFT"), to
-        )
+        return self.cast(self.op("BitShift", one, self.cast(exponent, TensorProto.UINT64), direction="LEFT"), to)
 
     def half(self, power: str, dtype: str = "int32") -> str:
         """Return power >> 1: what is added before a shift to round half up."""
@@ -120,24 +118,16 @@ class _Body:
         flat = self.op("Reshape", index, self.constant([-1], "int64"))
         # ONNX Runtime refuses an empty index: look one more up, and drop it.
         padded = self.op("Concat", flat, self.constant([0], "int64"), axis=0)
-        self.nodes.append(
-            helper.make_node("ArrayFeatureExtractor", [table, padded], [output], domain=ML_DOMAIN)
-        )
+        self.nodes.append(helper.make_node("ArrayFeatureExtractor", [table, padded], [output], domain=ML_DOMAIN))
         first, end, axis = (
             self.constant([0], "int64"),
             self.constant([-1], "int64"),
             self.constant([1], "int64"),
         )
-        return self.op(
-            "Reshape", self.op("Slice", output, first, end, axis), self.op("Shape", shape_of), allowzero=1
-        )
+        return self.op("Reshape", self.op("Slice", output, first, end, axis), self.op("Shape", shape_of), allowzero=1)
 
-    def function(
-        self, name: str, inputs: tuple[str, ...], attributes: list[str], opsets: Opsets
-    ) -> onnx.FunctionProto:
-        return helper.make_function(
-            DOMAIN, name, list(inputs), ["output"], self.nodes, opsets.imports(), attributes
-        )
+    def function(self, name: str, inputs: tuple[str, ...], attributes: list[str], opsets: Opsets) -> onnx.FunctionProto:
+        return helper.make_function(DOMAIN, name, list(inputs), ["output"], self.nodes, opsets.imports(), attributes)
 
 
 def _cast_to_attribute(body: _Body, value: str) -> None:

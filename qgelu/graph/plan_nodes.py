@@ -53,7 +53,7 @@ class PlanNode:
 
     op_type: str
     parameters: dict[str, NDArray[Any]]
-    attributes: dict[str, int]
+    attributes: dict[str, Any]
     function: Callable[[Opsets], onnx.FunctionProto]
 
 
@@ -111,9 +111,7 @@ def plan_node(plan: Plan, bias: NDArray[np.int32] | None = None) -> PlanNode:
     )
 
 
-def plan_model(
-    plan: Plan, bias: NDArray[np.int32] | None = None, opset: int = 17, rank: int = 2
-) -> onnx.ModelProto:
+def plan_model(plan: Plan, bias: NDArray[np.int32] | None = None, opset: int = 17, rank: int = 2) -> onnx.ModelProto:
     """Return a model of one node that runs a plan: input ``codes``, output ``output``, every axis dynamic.
 
     Parameters

@@ -29,15 +29,11 @@ def quantize_nodes(editor: GraphEditor, x: str, params: QParams, hint: str) -> s
     zero = editor.constant(np.array(params.zero_point, np.float32), f"{hint}/zero_point")
     low = editor.constant(np.array(params.qmin, np.float32), f"{hint}/qmin")
     high = editor.constant(np.array(params.qmax, np.float32), f"{hint}/qmax")
-    clipped = editor.node(
-        "Clip", [editor.node("Add", [scaled, zero], f"{hint}/shifted"), low, high], f"{hint}/clipped"
-    )
+    clipped = editor.node("Clip", [editor.node("Add", [scaled, zero], f"{hint}/shifted"), low, high], f"{hint}/clipped")
     return editor.node("Cast", [clipped], f"{hint}/codes", to=tensor_type(params.dtype))
 
 
-def dequantize_nodes(
-    editor: GraphEditor, codes: str, params: QParams, hint: str, output: str | None = None
-) -> str:
+def dequantize_nodes(editor: GraphEditor, codes: str, params: QParams, hint: str, output: str | None = None) -> str:
     """Queue nodes that turn codes into a float32 tensor, per tensor; return its name."""
     scale = editor.constant(np.array(params.scale, np.float32), f"{hint}/scale")
     if params.bits <= 8 or editor.opset >= _SIXTEEN_BIT_OPSET:
@@ -76,16 +72,12 @@ def rewrite_activation(editor: GraphEditor, site: Site, plan: TablePlan, element
     assert isinstance(plan.input, QParams)
     x = as_float32(editor, site.input, element_type, hint)
     if site.bias is not None:
-        x = editor.node(
-            "Add", [x, editor.constant(site.bias.astype(np.float32), f"{hint}/bias")], f"{hint}/biased"
-        )
+        x = editor.node("Add", [x, editor.constant(site.bias.astype(np.float32), f"{hint}/bias")], f"{hint}/biased")
     codes = quantize_nodes(editor, x, plan.input, f"{hint}/input")
     node = plan_node(plan)
     editor.use_function(node.function(Opsets(editor.opset, editor.ml_version)))
     parameters = [editor.constant(value, f"{hint}/{name}") for name, value in node.parameters.items()]
-    answer = editor.node(
-        node.op_type, [codes, *parameters], f"{hint}/activated", domain=DOMAIN, **node.attributes
-    )
+    answer = editor.node(node.op_type, [codes, *parameters], f"{hint}/activated", domain=DOMAIN, **node.attributes)
     if element_type == TensorProto.FLOAT:
         dequantize_nodes(editor, answer, plan.output, f"{hint}/output", site.output)
     else:

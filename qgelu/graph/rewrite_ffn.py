@@ -29,12 +29,8 @@ def _through_shape_nodes(
         node = producers[name]
         if node.op_type in _SKIPPED:
             continue
-        attributes = {
-            attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute
-        }
-        value = editor.node(
-            node.op_type, [value, *node.input[1:]], f"{hint}/{node.op_type.lower()}", **attributes
-        )
+        attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+        value = editor.node(node.op_type, [value, *node.input[1:]], f"{hint}/{node.op_type.lower()}", **attributes)
     return value
 
 
@@ -71,9 +67,7 @@ def rewrite_ffn(editor: GraphEditor, site: Site, ffn: Ffn, block: IntegerFfn, el
     node = plan_node(block.plan, block.first_bias)
     editor.use_function(node.function(Opsets(editor.opset, editor.ml_version)))
     parameters = [editor.constant(value, f"{hint}/{name}") for name, value in node.parameters.items()]
-    hidden = editor.node(
-        node.op_type, [before, *parameters], f"{hint}/hidden", domain=DOMAIN, **node.attributes
-    )
+    hidden = editor.node(node.op_type, [before, *parameters], f"{hint}/hidden", domain=DOMAIN, **node.attributes)
     after = _through_shape_nodes(editor, producers, ffn.after, hidden, f"{hint}/after")
     second_weight = editor.constant(block.second_weight, f"{hint}/second_weight")
     sums = editor.node("MatMulInteger", [after, second_weight], f"{hint}/second_accumulator")

@@ -15,9 +15,7 @@ from qgelu.qparams import QParams
 from qgelu.table_plan import TablePlan
 
 
-def _quantize_dequantize(
-    editor: GraphEditor, x: str, params: QParams, hint: str, output: str | None = None
-) -> str:
+def _quantize_dequantize(editor: GraphEditor, x: str, params: QParams, hint: str, output: str | None = None) -> str:
     return dequantize_nodes(editor, quantize_nodes(editor, x, params, hint), params, hint, output)
 
 
@@ -32,9 +30,7 @@ def _repeat(
     for name in outputs:
         node = producers[name]
         inputs = [renamed.get(value, value) for value in node.input]
-        attributes = {
-            attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute
-        }
+        attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
         renamed[name] = editor.node(
             node.op_type, inputs, f"{hint}/{node.op_type.lower()}", domain=node.domain, **attributes
         )

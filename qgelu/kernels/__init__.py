@@ -1,1 +1,1 @@
-"""Numba kernels. They know integers and arrays only: parameters are prepared elsewhere, files and graphs are not theirs."""
+"""Numba kernels. They know integers and arrays only; parameters are prepared elsewhere, and files are not theirs."""
