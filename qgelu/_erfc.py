@@ -5,7 +5,7 @@ import math
 import numba
 
 
-@numba.vectorize(cache=True)  # type: ignore[no-untyped-call,untyped-decorator]
+@numba.vectorize(cache=True)  # type: ignore[no-untyped-call]
 def erfc(x):  # type: ignore[no-untyped-def]
     """Return the complementary error function of each element (float64)."""
     return math.erfc(x)
