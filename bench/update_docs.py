@@ -42,7 +42,8 @@ def main():
         path = DOCS / file
         text = path.read_text()
         pattern = re.compile(rf"(<!-- {name}:begin -->\n).*?(<!-- {name}:end -->)", re.DOTALL)
-        new = pattern.sub(lambda match, rows=make(): match[1] + "\n".join(rows) + "\n" + match[2], text)
+        rows = "\n".join(make())
+        new = pattern.sub(lambda match, rows=rows: f"{match[1]}{rows}\n{match[2]}", text)
         if new != text:
             changed.append(f"docs/{file}: {name}")
             if not check:

@@ -16,11 +16,12 @@ from qgelu.errors import QGeluError
 from qgelu.ffn import ChannelQuantization, FloatFfn, IntegerFfn, make_integer_ffn
 from qgelu.graph.editor import GraphEditor
 from qgelu.graph.functions import DOMAIN
-from qgelu.graph.model_file import load_model, model_digest, save_model
+from qgelu.graph.model_file import load_model, save_model
 from qgelu.graph.rewrite_activation import rewrite_activation
 from qgelu.graph.rewrite_ffn import rewrite_ffn
 from qgelu.graph.rewrite_qdq import rewrite_qdq_activation, rewrite_qdq_ffn
-from qgelu.graph.sites import Findings, Site, find_sites
+from qgelu.graph.findings import Findings, Site
+from qgelu.graph.sites import find_sites
 from qgelu.graph.types import element_types, with_minimum_opset
 from qgelu.plan import Plan
 from qgelu.qparams import QParams
@@ -338,6 +339,8 @@ def quantize(
     QGeluError, CalibrationError
         If model, data or options cannot be used.
     """
+    from calibration import model_digest
+
     _check_options(scope, bits, target, method)
     original = as_model(model)
     check_not_quantized(original)

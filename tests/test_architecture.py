@@ -31,6 +31,7 @@ LAYERS = [
     {"qgelu.ffn"},
     {"qgelu.graph"},
     {"qgelu.pipeline"},
+    {"qgelu.sessions", "qgelu.output_comparison"},
     {"qgelu.verification"},
     {"qgelu.reporting", "qgelu.demo"},
     {"qgelu.cli", "qgelu.__main__"},
