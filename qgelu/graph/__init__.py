@@ -1,0 +1,1 @@
+"""ONNX: reading and writing models, finding activations and rewriting them."""

@@ -1,0 +1,227 @@
+"""Reading and writing ONNX files: one clear line if that fails, and never a half-written file."""
+
+import contextlib
+import hashlib
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import onnx
+from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
+from onnx import TensorProto
+from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_model, uses_external_data
+
+from qgelu.errors import QGeluError
+from qgelu.graph.names import subgraphs
+
+# Protobuf's limit is 2 GiB for the whole file; what is not weights needs some of it.
+_LARGEST_WEIGHTS_INSIDE: Final = (2 << 30) - (128 << 20)
+_PROTOBUF_LIMIT: Final = 2 << 30
+_SMALLEST_OUTSIDE: Final = 1024
+_ALIGNMENT: Final = 4096
+"""Tensors start at pages of the data file, so that runtimes can map them into memory."""
+
+
+def load_model(path: str | os.PathLike[str]) -> onnx.ModelProto:
+    """Read an ONNX file with its external data.
+
+    Raises
+    ------
+    QGeluError
+        If the file is missing, unreadable, not an ONNX model, damaged, empty, or if its external data are
+        missing or too short.
+    """
+    file = Path(path)
+    model = onnx.ModelProto()
+    try:
+        if file.is_dir():
+            raise QGeluError(f"{file} is a folder: name the .onnx file in it")
+        content = file.read_bytes()
+        if not content:
+            raise QGeluError(f"{file} is empty: export the model again")
+        model.ParseFromString(content)
+    except FileNotFoundError:
+        raise QGeluError(f"{file} does not exist: check the path of the model") from None
+    except (OSError, ValueError) as error:
+        if isinstance(error, QGeluError):
+            raise
+        raise QGeluError(f"{file} cannot be read: {_first_line(error)}") from None
+    except DecodeError:
+        if len(content) >= _PROTOBUF_LIMIT:
+            raise QGeluError(f"{file} is larger than 2 GB: export it with external data") from None
+        raise QGeluError(f"{file} is not an ONNX model, or is damaged or incomplete") from None
+    _check_contents(model, file)
+    _load_external_data(model, file)
+    return model
+
+
+def save_model(model: onnx.ModelProto, path: str | os.PathLike[str]) -> None:
+    """Write a model as a whole or not at all; replaces an older file of that name.
+
+    A model of more than 2 GB keeps its weights in a second file, ``<name>.data``, beside it. The model is not
+    changed.
+
+    Raises
+    ------
+    QGeluError
+        If the file cannot be written.
+    """
+    file = Path(path)
+    if file.is_dir():
+        raise QGeluError(f"{file} is a folder: name the file to write")
+    if file.exists() and not file.is_file():
+        raise QGeluError(f"{file} is not a regular file: name the file to write")
+    if not file.parent.is_dir():
+        raise QGeluError(f"{file} cannot be written: the folder {file.parent} does not exist")
+    try:
+        if sum(len(tensor.raw_data) for tensor in model.graph.initializer) > _LARGEST_WEIGHTS_INSIDE:
+            _save_with_data_beside(model, file)
+        else:
+            with _replacing(file) as stream:
+                stream.write(model.SerializeToString())
+    except (OSError, EncodeError, ValueError) as error:
+        raise QGeluError(f"{file} cannot be written: {_first_line(error)}") from error
+
+
+def model_digest(model: onnx.ModelProto) -> str:
+    """Return the SHA-256 of a model's graph, opsets and functions, in hexadecimal.
+
+    It does not depend on where the weights are stored, nor on names or notes about the model as a whole.
+    """
+    digest = hashlib.sha256()
+
+    def add(content: bytes) -> None:
+        digest.update(len(content).to_bytes(8, "little"))
+        digest.update(content)
+
+    for tensor in model.graph.initializer:
+        add(repr((tensor.name, tensor.data_type, list(tensor.dims))).encode())
+        add(tensor.raw_data)
+        if not tensor.raw_data:
+            add(tensor.SerializeToString(deterministic=True))
+    graph = model.graph
+    for part in (graph.node, graph.input, graph.output, graph.sparse_initializer, model.functions):
+        add(len(part).to_bytes(8, "little"))
+        for entry in part:
+            add(entry.SerializeToString(deterministic=True))
+    for domain, version in sorted((entry.domain, entry.version) for entry in model.opset_import):
+        add(f"{domain}:{version}".encode())
+    return digest.hexdigest()
+
+
+def _check_contents(model: onnx.ModelProto, file: Path) -> None:
+    # Other files can happen to parse: everything in a protobuf is optional.
+    if not model.HasField("graph") or not model.ir_version:
+        raise QGeluError(f"{file} is not an ONNX model, or is damaged or incomplete: it holds no graph")
+    if not model.opset_import:
+        raise QGeluError(f"{file} is damaged or incomplete: it names no operator set")
+    graph = model.graph
+    if not graph.node:
+        raise QGeluError(f"{file} has a graph without nodes: there is nothing to quantize")
+    initializers = {tensor.name for tensor in graph.initializer}
+    if all(value.name in initializers for value in graph.input):
+        raise QGeluError(f"{file} has a graph without inputs: there is nothing to feed")
+    if not graph.output:
+        raise QGeluError(f"{file} has a graph without outputs: there is nothing to compute")
+
+
+def _tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:
+    """Yield all tensors stored in a graph, its nodes and subgraphs."""
+    yield from graph.initializer
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors
+        for inner in subgraphs(node):
+            yield from _tensors(inner)
+
+
+def _load_external_data(model: onnx.ModelProto, file: Path) -> None:
+    outside = [tensor for tensor in _tensors(model.graph) if uses_external_data(tensor)]
+    for tensor in outside:
+        try:
+            entry = ExternalDataInfo(tensor)
+        except ValueError as error:
+            raise QGeluError(f"{file}: tensor {tensor.name!r} is damaged: {_first_line(error)}") from None
+        data = file.parent / entry.location
+        if not entry.location or not data.is_file():
+            raise QGeluError(
+                f"{file}: the data file {data} of tensor {tensor.name!r} is missing: "
+                "put it where the model was exported to"
+            )
+        if (entry.offset or 0) + (entry.length or 0) > data.stat().st_size:
+            raise QGeluError(f"{file}: the data file {data} ends before tensor {tensor.name!r}: it is incomplete")
+    if not outside:
+        return
+    try:
+        load_external_data_for_model(model, str(file.parent))
+    except (OSError, ValueError, onnx.checker.ValidationError) as error:
+        raise QGeluError(f"{file}: its external data cannot be read: {_first_line(error)}") from None
+
+
+@contextlib.contextmanager
+def _replacing(file: Path) -> Iterator[BinaryIO]:
+    """Open a temporary file in the same folder that takes the file's place if all goes well."""
+    temporary = file.with_name(f".{file.name}.{secrets.token_hex(6)}.tmp")
+    try:
+        with temporary.open("xb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, file)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _save_with_data_beside(model: onnx.ModelProto, file: Path) -> None:
+    data = file.with_name(f"{file.name}.data")
+    lean = _without_initializers(model)
+    # The data file takes its place first: a model must never name data that are not there.
+    with _replacing(file) as stream, _replacing(data) as weights:
+        for tensor in model.graph.initializer:
+            stored = lean.graph.initializer.add()
+            if len(tensor.raw_data) < _SMALLEST_OUTSIDE:
+                stored.CopyFrom(tensor)
+                continue
+            weights.write(bytes(-weights.tell() % _ALIGNMENT))
+            stored.name, stored.data_type, stored.doc_string = (
+                tensor.name,
+                tensor.data_type,
+                tensor.doc_string,
+            )
+            stored.dims.extend(tensor.dims)
+            stored.data_location = TensorProto.EXTERNAL
+            for key, value in (
+                ("location", data.name),
+                ("offset", weights.tell()),
+                ("length", len(tensor.raw_data)),
+            ):
+                stored.external_data.add(key=key, value=str(value))
+            weights.write(tensor.raw_data)
+        stream.write(lean.SerializeToString())
+
+
+def _without_initializers(model: onnx.ModelProto) -> onnx.ModelProto:
+    lean = onnx.ModelProto()
+    for field, value in model.ListFields():
+        if field.name != "graph":
+            _copy_field(lean, field.name, value)
+    for field, value in model.graph.ListFields():
+        if field.name != "initializer":
+            _copy_field(lean.graph, field.name, value)
+    return lean
+
+
+def _copy_field(target: onnx.ModelProto | onnx.GraphProto, name: str, value: object) -> None:
+    if isinstance(value, str | int):
+        setattr(target, name, value)
+    else:
+        getattr(target, name).MergeFrom(value)
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

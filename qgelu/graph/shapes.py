@@ -1,0 +1,94 @@
+"""Shapes and element types of a graph's tensors, by shape inference alone."""
+
+import functools
+import math
+from typing import Final
+
+import onnx
+from onnx import TensorProto, helper
+
+from qgelu.graph.elementwise import CONTRIB_DOMAIN, STANDARD_DOMAINS
+
+_SMALL: Final = 64
+"""Initializers up to this size may hold a shape; the others' values are of no use to inference."""
+
+_KEEP_SHAPE: Final = frozenset({"BiasGelu", "FastGelu", "Gelu", "QuickGelu"})
+
+Dimensions = tuple[int | str | None, ...]
+
+
+class Shapes:
+    """What shape inference finds out, computed when first asked for.
+
+    What the model itself states about its inner tensors and outputs may be missing or wrong: it is not used.
+    """
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self._model = model
+
+    def dimensions(self, tensor: str) -> Dimensions | None:
+        """Return the sizes (None or a name if not known), or None if not even the rank is known."""
+        value = self._inferred.get(tensor)
+        if value is None or not value.HasField("shape"):
+            return None
+        return tuple(
+            int(each.dim_value)
+            if each.HasField("dim_value")
+            else (each.dim_param if each.HasField("dim_param") else None)
+            for each in value.shape.dim
+        )
+
+    def rank(self, tensor: str) -> int | None:
+        """Return the number of dimensions, None if it is not known."""
+        dimensions = self.dimensions(tensor)
+        return None if dimensions is None else len(dimensions)
+
+    def last(self, tensor: str) -> int | None:
+        """Return the size of the last axis, None if it is not known."""
+        dimensions = self.dimensions(tensor)
+        return dimensions[-1] if dimensions and isinstance(dimensions[-1], int) else None
+
+    def element_type(self, tensor: str) -> int | None:
+        """Return the ONNX element type, None if it is not known."""
+        value = self._inferred.get(tensor)
+        return value.elem_type if value is not None and value.elem_type else None
+
+    @functools.cached_property
+    def _inferred(self) -> dict[str, onnx.TypeProto.Tensor]:
+        bare = _bare(self._model)
+        for data_propagation in (True, False):
+            try:
+                graph = onnx.shape_inference.infer_shapes(bare, data_prop=data_propagation).graph
+            except Exception:  # whatever a damaged or unusual model makes it raise: then nothing is known
+                continue
+            return {
+                value.name: value.type.tensor_type
+                for value in (*graph.input, *graph.value_info, *graph.output)
+                if value.type.HasField("tensor_type")
+            }
+        return {}
+
+
+def _bare(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy without weights, stated shapes and fused activations that inference does not know."""
+    graph = onnx.GraphProto(name="shapes")
+    initializers = {tensor.name for tensor in model.graph.initializer}
+    graph.input.extend(value for value in model.graph.input if value.name not in initializers)
+    for tensor in model.graph.initializer:
+        if math.prod(tensor.dims) <= _SMALL and tensor.data_location != TensorProto.EXTERNAL:
+            graph.initializer.append(tensor)
+        else:
+            graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    for node in model.graph.node:
+        if node.domain == CONTRIB_DOMAIN and node.op_type in _KEEP_SHAPE:
+            graph.node.append(helper.make_node("Identity", node.input[:1], node.output[:1]))
+        else:
+            graph.node.append(node)
+    graph.output.extend(onnx.ValueInfoProto(name=value.name) for value in model.graph.output)
+    return helper.make_model(
+        graph,
+        opset_imports=[entry for entry in model.opset_import if entry.domain in STANDARD_DOMAINS]
+        + [entry for entry in model.opset_import if entry.domain not in STANDARD_DOMAINS],
+        functions=model.functions,
+        ir_version=model.ir_version,
+    )
