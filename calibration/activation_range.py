@@ -15,6 +15,7 @@ ActivationMethod = Literal["minmax", "percentile", "mse", "entropy", "output"]
 ACTIVATION_METHODS: Final[tuple[ActivationMethod, ...]] = get_args(ActivationMethod)
 
 _GOLDEN: Final = (math.sqrt(5.0) - 1.0) / 2.0
+_POINTS: Final = 4  # in each bin, to stand for the values in it
 
 
 def negligible_below(activation: Activation, alpha: float, bits: int) -> float:
@@ -79,10 +80,12 @@ def pick_activation_input_range(
         return max(min(statistics.minimum, 0.0), floor), max(statistics.maximum, 0.0)
     histogram = statistics.histogram
     filled = np.flatnonzero(histogram.counts)
-    weights = histogram.counts[filled].astype(np.float64)
-    # One point in each bin, spread by the golden ratio: middles would fall into step with fine scales.
-    place = (filled * _GOLDEN) % 1.0
-    x = np.clip(histogram.edges[filled] + place * histogram.width, statistics.minimum, statistics.maximum)
+    weights = np.repeat(histogram.counts[filled] / _POINTS, _POINTS)
+    # Points in each part of a bin, shifted by the golden ratio: even ones would fall into step with scales
+    # about as wide as a bin.
+    place = (np.arange(_POINTS) + (filled * _GOLDEN % 1.0)[:, None]) / _POINTS
+    x = (histogram.edges[filled][:, None] + place * histogram.width).reshape(-1)
+    x = np.clip(x, statistics.minimum, statistics.maximum)
     y = evaluate(x, activation, alpha)
 
     def error(low: float, high: float) -> float:
@@ -93,7 +96,7 @@ def pick_activation_input_range(
         of_code = evaluate(params.scale * (used - params.zero_point), activation, alpha)
         return float(weights @ np.square(of_code[(code - code[0]).astype(np.int64)] - y))
 
-    return search_range(error, max(statistics.minimum, floor), statistics.maximum)
+    return search_range(error, statistics.minimum, statistics.maximum)
 
 
 def _picker(method: ActivationMethod) -> Method:

@@ -98,9 +98,7 @@ def capture(
             try:
                 results = run(feed)
             except Exception as error:  # ONNX Runtime's have no common base
-                raise CalibrationError(
-                    f"batch {number}: ONNX Runtime cannot run it: {_one_line(error)}"
-                ) from None
+                raise CalibrationError(f"batch {number}: ONNX Runtime cannot run it: {_one_line(error)}") from None
             kept = None if mask is None else feed[mask] != 0
             for name, observer in observers.items():
                 array = results[name] if name in results else feed[name]

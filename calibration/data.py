@@ -23,11 +23,7 @@ _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _UNREADABLE: Final = (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, NotImplementedError)
 
 Source = (
-    str
-    | os.PathLike[str]
-    | Mapping[str, Any]
-    | Iterable[Mapping[str, Any]]
-    | Callable[[], Iterable[Mapping[str, Any]]]
+    str | os.PathLike[str] | Mapping[str, Any] | Iterable[Mapping[str, Any]] | Callable[[], Iterable[Mapping[str, Any]]]
 )
 """What :func:`open_data` takes."""
 
@@ -102,9 +98,7 @@ def _samples(feed: Feed, inputs: Sequence[InputSpec], where: str) -> BatchSource
     for name, size in sizes.items():
         if size != samples:
             first = next(iter(sizes))
-            raise CalibrationError(
-                f"{where}: {first!r} has {samples} samples and {name!r} {size}: make them equal"
-            )
+            raise CalibrationError(f"{where}: {first!r} has {samples} samples and {name!r} {size}: make them equal")
     if samples == 0:
         raise CalibrationError(f"{where}: has no samples: give at least one")
     declared = {spec.shape[0] for spec in inputs if spec.shape and spec.shape[0] is not None}
@@ -128,7 +122,7 @@ def _samples(feed: Feed, inputs: Sequence[InputSpec], where: str) -> BatchSource
 
 
 def _batch_size(feed: Feed) -> int:
-    tokens = [array.shape[1] for array in feed.values() if array.ndim == 2 and array.dtype.kind in "iu"]
+    tokens = [int(array.shape[1]) for array in feed.values() if array.ndim == 2 and array.dtype.kind in "iu"]
     return max(1, min(DEFAULT_BATCH, _MOST_TOKENS // max([1, *tokens])))
 
 
@@ -168,24 +162,21 @@ def _read(path: Path, inputs: Sequence[InputSpec]) -> dict[str, Any]:
         raise CalibrationError(f"{path}: is neither .npz nor .npy: save the data with numpy.savez")
     if path.suffix == ".npy" and len(inputs) > 1:
         takes = ", ".join(spec.name for spec in inputs)
-        raise CalibrationError(
-            f"{path}: holds one array, and the model takes {takes}: give a .npz with these"
-        )
+        raise CalibrationError(f"{path}: holds one array, and the model takes {takes}: give a .npz with these")
     try:
-        content = np.load(path, allow_pickle=False)
-        if isinstance(content, np.ndarray):
-            arrays = {inputs[0].name: content} if path.suffix == ".npy" else None
-        else:
-            with content:
-                arrays = {name: content[name] for name in content.files} if path.suffix == ".npz" else None
+        with path.open("rb") as file:
+            content = np.load(file, allow_pickle=False)
+            if isinstance(content, np.ndarray):
+                arrays = {inputs[0].name: content} if path.suffix == ".npy" else None
+            else:
+                with content:
+                    arrays = dict(content) if path.suffix == ".npz" else None
     except _UNREADABLE as error:
-        if "allow_pickle" in str(error):
+        if "Object arrays" in str(error):
             raise CalibrationError(
                 f"{path}: holds pickled objects, which are not loaded: save plain arrays of numbers"
             ) from None
-        raise CalibrationError(
-            f"{path}: cannot be read as {path.suffix} ({_brief(error)}): save it anew"
-        ) from None
+        raise CalibrationError(f"{path}: cannot be read as {path.suffix} ({_brief(error)}): save it anew") from None
     if arrays is None or not all(isinstance(array, np.ndarray) for array in arrays.values()):
         raise CalibrationError(f"{path}: is not a {path.suffix} file of arrays: save it with numpy")
     return arrays
@@ -200,14 +191,10 @@ def _find_function(reference: str) -> Callable[[], Iterable[Mapping[str, Any]]]:
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # whatever a user's module may raise
-        raise CalibrationError(
-            f"{reference}: module {module_name!r} cannot be imported ({_brief(error)})"
-        ) from error
+        raise CalibrationError(f"{reference}: module {module_name!r} cannot be imported ({_brief(error)})") from error
     function = getattr(module, function_name, None)
     if not callable(function):
-        raise CalibrationError(
-            f"{reference}: module {module_name!r} has no function {function_name!r}: check the name"
-        )
+        raise CalibrationError(f"{reference}: module {module_name!r} has no function {function_name!r}: check the name")
     return function  # type: ignore[no-any-return]
 
 

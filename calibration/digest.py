@@ -1,7 +1,7 @@
 """The identity of a model, to tell whether a calibration is of it."""
 
 import hashlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import onnx
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 def model_digest(model: "onnx.ModelProto") -> str:
     """Return the SHA-256, in hex, of what the model computes and of its names.
 
-    Goes piece by piece, so that models beyond protobuf's 2 GB can be told apart too. Metadata, documentation,
+    Goes piece by piece, so that models beyond protobuf's 2 GB can be told apart too. Metadata, documentation
     and recorded shapes of inner tensors have no part in it.
     """
     graph = model.graph
     digest = hashlib.sha256()
-    pieces = (
+    for group in (
         sorted(model.opset_import, key=lambda opset: opset.domain),
         model.functions,
         graph.input,
@@ -23,11 +23,20 @@ def model_digest(model: "onnx.ModelProto") -> str:
         graph.sparse_initializer,
         graph.node,
         graph.output,
-    )
-    for group in pieces:
+    ):
         digest.update(len(group).to_bytes(8, "little"))
         for piece in group:
-            content = piece.SerializeToString(deterministic=True)
+            content = _content(piece)
             digest.update(len(content).to_bytes(8, "little"))
             digest.update(content)
     return digest.hexdigest()
+
+
+def _content(piece: Any) -> bytes:
+    import onnx
+
+    if isinstance(piece, onnx.TensorProto) and piece.HasField("raw_data"):
+        # Without the fields that loading external data leaves behind.
+        head = f"{piece.name} {piece.data_type} {list(piece.dims)} ".encode()
+        return head + bytes(piece.raw_data)
+    return bytes(piece.SerializeToString(deterministic=True))

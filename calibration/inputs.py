@@ -61,16 +61,13 @@ def input_specs(model: "onnx.ModelProto") -> tuple[InputSpec, ...]:
         shape = None
         if tensor.HasField("shape"):
             shape = tuple(
-                dimension.dim_value if dimension.HasField("dim_value") else None
-                for dimension in tensor.shape.dim
+                dimension.dim_value if dimension.HasField("dim_value") else None for dimension in tensor.shape.dim
             )
         specs.append(InputSpec(value.name, dtype, shape))
     return tuple(specs)
 
 
-def check_feed(
-    arrays: Mapping[str, Any], inputs: Sequence[InputSpec], where: str, *, any_batch: bool = False
-) -> Feed:
+def check_feed(arrays: Mapping[str, Any], inputs: Sequence[InputSpec], where: str, *, any_batch: bool = False) -> Feed:
     """Return the arrays that the model takes, checked and cast.
 
     Cast without a word: what keeps every value (integers of another width, whole floats to integers, 0 and 1
@@ -96,9 +93,7 @@ def check_feed(
     known = {spec.name for spec in inputs}
     for name in arrays:
         if name not in known:
-            raise CalibrationError(
-                f"{where}: {name!r} is not an input of the model: leave it out (it takes {takes})"
-            )
+            raise CalibrationError(f"{where}: {name!r} is not an input of the model: leave it out (it takes {takes})")
     feed = {}
     for spec in inputs:
         if spec.name not in arrays:
@@ -126,8 +121,7 @@ def _check_shape(shape: tuple[int, ...], spec: InputSpec, what: str, *, any_batc
     for axis, (given, wanted) in enumerate(zip(shape, spec.shape, strict=True)):
         if wanted is not None and given != wanted and not (any_batch and axis == 0):
             raise CalibrationError(
-                f"{what} has shape {list(shape)}, and the model takes {declared}: "
-                f"make axis {axis} {wanted} long"
+                f"{what} has shape {list(shape)}, and the model takes {declared}: make axis {axis} {wanted} long"
             )
 
 

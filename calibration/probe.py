@@ -75,8 +75,7 @@ def serialize(probe: onnx.ModelProto, model: onnx.ModelProto, folder: Path) -> b
     for tensor in tensors:
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             raise CalibrationError(
-                f"initializer {tensor.name!r} is in an external file that was not loaded: "
-                "load it with the model"
+                f"initializer {tensor.name!r} is in an external file that was not loaded: load it with the model"
             )
     if sum(_bytes(tensor) for tensor in tensors) < _LARGE:
         probe.graph.initializer.extend(tensors)

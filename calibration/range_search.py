@@ -7,9 +7,7 @@ _COARSE_STEPS: Final = 17  # ends shrink by sqrt 2, down to 1/256: outliers can 
 _FINE_STEPS: Final = (2.0**-2, 2.0**-3, 2.0**-4, 2.0**-5, 2.0**-6)  # in powers of two of an end
 
 
-def search_range(
-    error: Callable[[float, float], float], minimum: float, maximum: float
-) -> tuple[float, float]:
+def search_range(error: Callable[[float, float], float], minimum: float, maximum: float) -> tuple[float, float]:
     """Return (low, high) within [min(minimum, 0), max(maximum, 0)] that makes the error least.
 
     First every pair of ends on a coarse geometric grid, then steps of shrinking size around the best, since

@@ -125,9 +125,7 @@ class Calibration:
         try:
             text = Path(path).read_text(encoding="utf-8")
         except OSError as error:
-            raise CalibrationError(
-                f"{path}: cannot be read ({error.strerror}): give a calibration file"
-            ) from None
+            raise CalibrationError(f"{path}: cannot be read ({error.strerror}): give a calibration file") from None
         except UnicodeDecodeError:
             raise CalibrationError(f"{path}: is not a calibration file (not text): give one") from None
         try:
