@@ -14,7 +14,7 @@ from flint import arb, fmpq
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "silu")
 
-# The minimum of each activation: x, with alpha = 1 for quick_gelu (it scales by 1 / alpha). test_activations.py proves them.
+# Where each activation is least, with alpha = 1 for quick_gelu (it scales by 1 / alpha); test_activations.py proves it.
 DIP = {
     "gelu": -0.7517915246935644,
     "gelu_tanh": -0.7524614220710163,
@@ -98,12 +98,15 @@ def rounded_codes(ks: Iterable[int], input_scale, output, activation, alpha, cha
     return np.array([min(max(rounder(k) + zero, output.qmin), output.qmax) for k in ks], dtype=np.int64)
 
 
+def of_channel(values, channel):
+    """Return one channel's value of a number or an array of shape [C] or [1]."""
+    array = np.atleast_1d(values)
+    return array[channel if array.size > 1 else 0]
+
+
 def output_channel(output, channel):
     """Return (scale, zero point) of one channel of an output's parameters."""
-    return (
-        float(np.broadcast_to(output.scale, (channel + 1,))[channel]),
-        int(np.broadcast_to(output.zero_point, (channel + 1,))[channel]),
-    )
+    return float(of_channel(output.scale, channel)), int(of_channel(output.zero_point, channel))
 
 
 def wrong_codes(ks, codes, input_scale, output, activation, alpha, channel=0):

@@ -1,7 +1,7 @@
 """Random and adversarial inputs of plans, reproducible from a seed."""
 
 import numpy as np
-from oracle import DIP, output_channel
+from oracle import DIP, of_channel, output_channel
 
 from qgelu import AccumulatorParams, QParams
 from qgelu.activations import evaluate
@@ -28,9 +28,9 @@ def random_accumulators(rng):
 
 def hard_sums(plan, channel, rng, per_kind=40):
     """Return int32 sums (accumulator plus bias) where a plan is most likely to be wrong."""
-    scale = float(np.broadcast_to(plan.input.scale, (channel + 1,))[channel])
+    scale = float(of_channel(plan.input.scale, channel))
     output_scale, zero_point = output_channel(plan.output, channel)
-    limit = int(np.broadcast_to(plan.integers.limit, (channel + 1,))[channel])
+    limit = int(of_channel(plan.integers.limit, channel))
     powers = [1 << k for k in range(32)]
     anchors = [0, INT32.min, INT32.max, limit, -limit, *powers, *(-power for power in powers)]
     slope = plan.alpha if plan.activation == "quick_gelu" else 1.0

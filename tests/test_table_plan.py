@@ -73,8 +73,12 @@ def test_16_bits_over_many_scales(activation):
         source = random_params(rng, 1e-6, 10.0, 16, 16)
         output = random_params(rng, 1e-6, 10.0, 16, 16)
         assert_correctly_rounded(source, output, activation, random_alpha(rng, activation))
-    for _ in range(12):
+    for _ in range(20):
         assert_correctly_rounded(*random_pair(rng, 9, 16), activation, random_alpha(rng, activation))
+    for _ in range(8):  # scales under which most codes differ from their neighbours
+        source = random_params(rng, 1e-4, 1e-3, 16, 16)
+        output = QParams(source.scale * float(rng.uniform(0.3, 3.0)), 20_000, 16, False)
+        assert_correctly_rounded(source, output, activation, random_alpha(rng, activation))
 
 
 TIES = [(2.0**-7, 2.0**-6), (0.1, 0.2), (1.0, 2.0), (0.3, 0.6), (10.0, 2.5), (3.0, 2.0), (2.0**-12, 2.0**-9)]
