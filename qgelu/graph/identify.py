@@ -88,7 +88,7 @@ def compare(values: Values) -> Comparison | None:
         candidates.append(("silu", DEFAULT_ALPHA, _reference("silu")))
     elif alpha is not None:
         candidates.append(("quick_gelu", alpha, evaluate(grid(), "quick_gelu", alpha)))
-    shape = _without_gain(values)
+    shape = without_gain(values)  # a constant factor must not decide between gelu and gelu_tanh
     ranked = sorted(candidates, key=lambda candidate: _largest(shape - candidate[2])[0])
     activation, slope, reference = ranked[0]
     error, at = _largest(values - reference)
@@ -103,24 +103,25 @@ def compare(values: Values) -> Comparison | None:
 
 def is_gated(values: Values) -> bool:
     """Say whether a function has the form of c x times a gate that opens from 0 to 1 along x."""
-    x = grid()
-    low, zero, high = (float(values[int(np.searchsorted(x, at))]) for at in (-_CORE, 0.0, _CORE))
+    low, zero, middle, high = (_at(values, x) for x in (-_CORE, 0.0, 0.5 * _CORE, _CORE))
     if not (math.isfinite(low) and math.isfinite(high)) or abs(high) < 1e-3 * _CORE:
         return False
-    middle = float(values[int(np.searchsorted(x, 0.5 * _CORE))])
     linear = abs(middle / high - 0.5) < 0.05
     return linear and abs(zero) < 1e-6 * abs(high) and abs(low / high) < 0.01
 
 
-def normalized(values: Values) -> Values:
-    """Return the values divided by their last finite gain, so that f(x) = x for large x."""
-    return _without_gain(values)
+def without_gain(values: Values) -> Values:
+    """Return the values divided by f(x) / x at a large x; as they are, if that is 0 or not finite."""
+    for x in (100.0, _CORE):
+        gain = _at(values, x) / x
+        if math.isfinite(gain) and abs(gain) > 1e-6:
+            return values / gain
+    return values
 
 
-def _without_gain(values: Values) -> Values:
-    """Divide by f(12) / 12: a constant factor must not decide between gelu and gelu_tanh."""
-    gain = float(values[int(np.searchsorted(grid(), _CORE))]) / _CORE
-    return values / gain if math.isfinite(gain) and abs(gain) > 1e-6 else values
+def _at(values: Values, x: float) -> float:
+    """Return the value at a point of the grid."""
+    return float(values[int(np.searchsorted(grid(), x))])
 
 
 def _largest(difference: Values) -> tuple[float, float]:

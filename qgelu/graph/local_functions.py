@@ -18,11 +18,16 @@ class LocalFunctions:
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self._functions = {
-            (function.domain, function.name, function.overload): function for function in model.functions
+            _key(function.domain, function.name, function.overload): function for function in model.functions
         }
+        self._treated_as_operators: set[str] = set()
+
+    def treats_as_operator(self, function: onnx.FunctionProto) -> bool:
+        """Say whether :meth:`operation` has served calls of a function, which is thereby dealt with."""
+        return _key(function.domain, function.name, function.overload) in self._treated_as_operators
 
     def _called(self, node: onnx.NodeProto) -> onnx.FunctionProto | None:
-        return self._functions.get((node.domain, node.op_type, node.overload))
+        return self._functions.get(_key(node.domain, node.op_type, node.overload))
 
     def is_anchor(self, node: onnx.NodeProto, depth: int = 0) -> bool:
         """Say whether the node, or one in the function it calls, may be the gate of an activation."""
@@ -64,6 +69,8 @@ class LocalFunctions:
         if result not in computed:
             return None
 
+        self._treated_as_operators.add(_key(function.domain, function.name, function.overload))
+
         def call(*arguments: Array) -> Array:
             values: dict[str, Array] = dict(zip(names, arguments, strict=True))
             for child, step in steps:
@@ -72,6 +79,10 @@ class LocalFunctions:
             return values[result]
 
         return call
+
+
+def _key(domain: str, name: str, overload: str) -> str:
+    return "\0".join((domain, name, overload))
 
 
 def _is_scalar(constants: Constants, name: str) -> bool:

@@ -44,9 +44,9 @@ def load_model(path: str | os.PathLike[str]) -> onnx.ModelProto:
         model.ParseFromString(content)
     except FileNotFoundError:
         raise QGeluError(f"{file} does not exist: check the path of the model") from None
+    except QGeluError:
+        raise
     except (OSError, ValueError) as error:
-        if isinstance(error, QGeluError):
-            raise
         raise QGeluError(f"{file} cannot be read: {_first_line(error)}") from None
     except DecodeError:
         if len(content) >= _PROTOBUF_LIMIT:
@@ -69,18 +69,20 @@ def save_model(model: onnx.ModelProto, path: str | os.PathLike[str]) -> None:
         If the file cannot be written.
     """
     file = Path(path)
-    if file.is_dir():
-        raise QGeluError(f"{file} is a folder: name the file to write")
-    if file.exists() and not file.is_file():
-        raise QGeluError(f"{file} is not a regular file: name the file to write")
-    if not file.parent.is_dir():
-        raise QGeluError(f"{file} cannot be written: the folder {file.parent} does not exist")
     try:
+        if file.is_dir():
+            raise QGeluError(f"{file} is a folder: name the file to write")
+        if file.exists() and not file.is_file():
+            raise QGeluError(f"{file} is not a regular file: name the file to write")
+        if not file.parent.is_dir():
+            raise QGeluError(f"{file} cannot be written: the folder {file.parent} does not exist")
         if sum(len(tensor.raw_data) for tensor in model.graph.initializer) > _LARGEST_WEIGHTS_INSIDE:
             _save_with_data_beside(model, file)
         else:
             with _replacing(file) as stream:
                 stream.write(model.SerializeToString())
+    except QGeluError:
+        raise
     except (OSError, EncodeError, ValueError) as error:
         raise QGeluError(f"{file} cannot be written: {_first_line(error)}") from error
 

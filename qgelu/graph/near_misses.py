@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from qgelu.graph.elementwise import STANDARD_DOMAINS
-from qgelu.graph.identify import TOLERANCE, Comparison, compare, grid, is_gated, normalized
+from qgelu.graph.identify import TOLERANCE, Comparison, compare, grid, is_gated, without_gain
 from qgelu.graph.region import Region, Regions
 
 
@@ -78,7 +78,7 @@ def _two_inputs(regions: Regions, anchor: int) -> Explanation | None:
         if values is None:
             continue
         with np.errstate(all="ignore"):
-            product = normalized(values * grid())
+            product = without_gain(values * grid())
         comparison = compare(product)
         if comparison is None or not comparison.accepted or comparison.activation == "silu":
             continue

@@ -55,22 +55,27 @@ def find_sites(model: onnx.ModelProto) -> Findings:
     namer = _Namer(view)
     matcher = FfnMatcher(view, shapes)
     sites = [_site(match, view, matcher, namer) for match in matches]
-    near_misses += _in_subgraphs(view, functions, "")
-    for function in model.functions:
-        inner = GraphView.of_function(function)
-        where = f"inside the function {function.name!r}"
-        near_misses += _elsewhere(inner, functions, f"{where}: inline the model's functions first")
+    near_misses += _in_subgraphs(view, functions)
+    inside = [(function, _in_function(function, functions)) for function in model.functions]
+    for function, found in inside:
+        if not functions.treats_as_operator(function):
+            near_misses += found
     return Findings(tuple(sites), tuple(dict.fromkeys(near_misses)))
 
 
-def _in_subgraphs(view: GraphView, functions: LocalFunctions, path: str) -> list[NearMiss]:
+def _in_function(function: onnx.FunctionProto, functions: LocalFunctions) -> list[NearMiss]:
+    where = f"inside the function {function.name!r}: inline the model's functions first"
+    return _elsewhere(GraphView.of_function(function), functions, where)
+
+
+def _in_subgraphs(view: GraphView, functions: LocalFunctions) -> list[NearMiss]:
     found: list[NearMiss] = []
     for place, node in enumerate(view.nodes):
         for graph in subgraphs(node):
             inner = GraphView.of_graph(graph, view.constants)
-            where = f"{path}inside a subgraph of {node.op_type} {view.label(place)!r}"
+            where = f"inside a subgraph of {node.op_type} {view.label(place)!r}"
             found += _elsewhere(inner, functions, f"{where}: only the main graph is rewritten")
-            found += _in_subgraphs(inner, functions, path)
+            found += _in_subgraphs(inner, functions)
     return found
 
 
@@ -85,6 +90,7 @@ def _scan(view: GraphView, functions: LocalFunctions, shapes: Shapes | None) -> 
     regions = Regions(view, functions)
     matches: list[_Match] = []
     near_misses: list[tuple[int, NearMiss]] = []
+    with_vectors = Regions(view, functions, with_vectors=True)
     explained: set[int] = set()
     taken: set[int] = set()
     unmatched: list[int] = []
@@ -110,7 +116,7 @@ def _scan(view: GraphView, functions: LocalFunctions, shapes: Shapes | None) -> 
     for place in unmatched:
         if place in taken or place in explained:
             continue
-        explanation = explain(regions, Regions(view, functions, with_vectors=True), place)
+        explanation = explain(regions, with_vectors, place)
         if explanation is not None:
             explained.update(explanation.nodes)
             near_misses.append((place, NearMiss(view.label(place), explanation.reason)))
