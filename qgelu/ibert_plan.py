@@ -124,8 +124,6 @@ def make_ibert_plan(
     one = math.floor(1.0 / output_of_erf)
     ratio = scale * output_of_erf / 2.0 / float(output.scale)
     shift = 30 - math.frexp(-ratio)[1]
-    if not 1 <= shift <= 62:
-        raise QGeluError(f"no i-GELU plan at input scale {scale:.3g}: output scale {output.scale:.3g} is too far off")
     overflow_limit = _INT32_MAX // (2 * -one + 2)
     if isinstance(input, QParams):
         low, high = input.qmin - int(input.zero_point), input.qmax - int(input.zero_point)
@@ -142,6 +140,8 @@ def make_ibert_plan(
             f"i-GELU overflows int32 at input scale {scale:.3g} for |x| above "
             f"{overflow_limit * scale:.3g}: use a coarser scale or method='polynomial'"
         )
+    if not 1 <= shift <= 62:
+        raise QGeluError(f"no i-GELU plan at input scale {scale:.3g}: output scale {output.scale:.3g} is too far off")
     integers = IBertParameters(erf_clip, erf_constant, one, round(math.ldexp(ratio, shift)), shift, max(-low, high))
     return ibert_plan_from_parameters(input, output, activation, alpha, integers, (low, high))
 

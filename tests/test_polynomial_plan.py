@@ -55,9 +55,10 @@ def try_plan(source, output, activation, alpha=1.702):
     try:
         return make_plan(source, output, activation, alpha, method="polynomial")
     except QGeluError as refusal:
-        assert len(str(refusal)) > 20
-        assert "\n" not in str(refusal)
-        return None
+        reason = str(refusal)
+    assert len(reason) > 20
+    assert "\n" not in reason
+    return None
 
 
 # The figures that certificates must reach: lowest bits, highest bits, smallest output scale, largest error.
