@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from calibration.inputs import InputSpec, input_specs
     from calibration.observers import TensorObserver, TensorStatistics, observe
     from calibration.pickers import pick_range, qparams_from_range
+    from calibration.sampling_margin import widen
     from calibration.store import Calibration
 
 _HOMES = {
@@ -38,6 +39,7 @@ _HOMES = {
     "pick_activation_input_range": "activation_range",
     "pick_range": "pickers",
     "qparams_from_range": "pickers",
+    "widen": "sampling_margin",
 }
 
 __all__ = [
@@ -59,6 +61,7 @@ __all__ = [
     "pick_activation_input_range",
     "pick_range",
     "qparams_from_range",
+    "widen",
 ]
 
 

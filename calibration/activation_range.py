@@ -94,7 +94,9 @@ def pick_activation_input_range(
         # x ascends, so its codes are within the first and the last; each of them is evaluated once.
         used = np.arange(code[0], code[-1] + 1.0)
         of_code = evaluate(params.scale * (used - params.zero_point), activation, alpha)
-        return float(weights @ np.square(of_code[(code - code[0]).astype(np.int64)] - y))
+        difference = of_code[(code - code[0]).astype(np.int64)] - y
+        # Not a dot product: the BLAS behind it may sum in another order on another machine.
+        return float(np.sum(weights * np.square(difference)))
 
     return search_range(error, statistics.minimum, statistics.maximum)
 

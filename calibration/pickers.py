@@ -130,7 +130,8 @@ def _mse_range(statistics: TensorStatistics, bits: int, signed: bool) -> tuple[f
         params = qparams_from_range(low, high, bits, signed)
         code = edges / params.scale + float(params.zero_point - params.qmin)
         nearest = np.clip(np.rint(code), 0.0, last_code)
-        integral = nearest / 12.0 + (code - nearest) ** 3 / 3.0
-        return float(density @ np.diff(integral)) * float(params.scale) ** 3
+        rest = code - nearest
+        integral = nearest / 12.0 + rest * rest * rest / 3.0
+        return float(np.sum(density * np.diff(integral))) * float(params.scale) ** 3
 
     return search_range(error, statistics.minimum, statistics.maximum)

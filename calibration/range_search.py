@@ -1,13 +1,19 @@
 """The search for the two ends of a range that make an error least."""
 
-from collections.abc import Callable
+import itertools
+import math
+from collections.abc import Callable, Iterator
 from typing import Final
 
-_COARSE_STEPS: Final = 17  # ends shrink by sqrt 2, down to 1/256: outliers can be that far out
-_FINE_STEPS: Final = (2.0**-2, 2.0**-3, 2.0**-4, 2.0**-5, 2.0**-6)  # in powers of two of an end
+_SHORTEST: Final = -8.0  # log2 of the least part of an end that is tried: outliers can be that far out
+_COARSE: Final = (*(-0.5 * step for step in range(17)), -math.inf)  # -inf: an end at 0
+_FINE: Final = (2.0**-2, 2.0**-3, 2.0**-4, 2.0**-5, 2.0**-6)
+_MOST_MOVES: Final = 8  # for each fine step; from the grid, two lead to its next point
+
+Pair = tuple[float, float]
 
 
-def search_range(error: Callable[[float, float], float], minimum: float, maximum: float) -> tuple[float, float]:
+def search_range(error: Callable[[float, float], float], minimum: float, maximum: float) -> Pair:
     """Return (low, high) within [min(minimum, 0), max(maximum, 0)] that makes the error least.
 
     First every pair of ends on a coarse geometric grid, then steps of shrinking size around the best, since
@@ -15,31 +21,41 @@ def search_range(error: Callable[[float, float], float], minimum: float, maximum
     a narrower range must be better to be taken.
     """
     floor, ceiling = min(minimum, 0.0), max(maximum, 0.0)
-    exponents = [-0.5 * step for step in range(_COARSE_STEPS)]
-    best = (0.0, 0.0)
-    least = error(floor, ceiling)
+    if floor == ceiling:
+        return floor, ceiling
+    best, least = (0.0, 0.0), error(floor, ceiling)
 
-    def try_pair(low_exponent: float, high_exponent: float) -> bool:
+    def improve(pairs: Iterator[Pair]) -> bool:
         nonlocal best, least
-        if low_exponent > 0.0 or high_exponent > 0.0:
-            return False
-        value = error(floor * 2.0**low_exponent, ceiling * 2.0**high_exponent)
-        if value >= least:
-            return False
-        best, least = (low_exponent, high_exponent), value
-        return True
+        before = best
+        for low, high in pairs:
+            value = error(floor * 2.0**low, ceiling * 2.0**high)
+            if value < least:
+                best, least = (low, high), value
+        return best != before
 
-    # An end at 0 cannot move.
-    for low_exponent in exponents if floor < 0.0 else [0.0]:
-        for high_exponent in exponents if ceiling > 0.0 else [0.0]:
-            try_pair(low_exponent, high_exponent)
-    for step in _FINE_STEPS:
-        moved = True
-        while moved:
-            moved = False
-            low_exponent, high_exponent = best
-            for low_move in (-step, 0.0, step) if floor < 0.0 else (0.0,):
-                for high_move in (-step, 0.0, step) if ceiling > 0.0 else (0.0,):
-                    if try_pair(low_exponent + low_move, high_exponent + high_move):
-                        moved = True
-    return floor * 2.0 ** best[0], ceiling * 2.0 ** best[1]
+    improve(_grid(floor, ceiling))
+    for step in _FINE:
+        for _ in range(_MOST_MOVES):
+            if not improve(_around(best, step)):
+                break
+    return floor * 2.0 ** best[0] + 0.0, ceiling * 2.0 ** best[1]
+
+
+def _grid(floor: float, ceiling: float) -> Iterator[Pair]:
+    """Yield logarithms of parts of the ends; an end at 0 cannot move."""
+    lows = _COARSE if floor < 0.0 else (-math.inf,)
+    highs = _COARSE if ceiling > 0.0 else (-math.inf,)
+    return (pair for pair in itertools.product(lows, highs) if max(pair) > -math.inf)
+
+
+def _around(best: Pair, step: float) -> Iterator[Pair]:
+    """Yield the pairs one step around the best; an end at 0 stays there."""
+    choices = [[end] if end == -math.inf else [end, end - step, end + step] for end in best]
+    pairs = itertools.product(*choices)
+    next(pairs)  # the best itself
+    return ((low, high) for low, high in pairs if all(_allowed(end) for end in (low, high)))
+
+
+def _allowed(exponent: float) -> bool:
+    return exponent == -math.inf or _SHORTEST <= exponent <= 0.0

@@ -1,3 +1,4 @@
+import functools
 import itertools
 
 import numpy as np
@@ -16,6 +17,7 @@ from calibration.range_search import search_range
 from qgelu.activations import ACTIVATIONS, evaluate
 
 
+@functools.cache
 def draw(name, size=20_000):
     rng = np.random.default_rng(7)
     values = {
@@ -172,7 +174,7 @@ def test_where_the_output_is_next_to_nothing():
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("bits", [4, 6, 8, 12])
+@pytest.mark.parametrize("bits", [4, 8, 12])
 @pytest.mark.parametrize("name", ["normal", "heavy tails", "negative", "positive"])
 def test_output_is_best_for_the_output(activation, bits, name):
     x = 3.0 * draw(name)
