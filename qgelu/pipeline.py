@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import TensorProto
 
 from qgelu.activations import dip, evaluate
@@ -28,7 +29,7 @@ from qgelu.qparams import QParams
 from qgelu.table_plan import TablePlan, make_table_plan
 
 if TYPE_CHECKING:
-    from calibration import Calibration
+    from calibration import Calibration, TensorStatistics
 
 Scope = Literal["ffn", "activation"]
 Target = Literal["portable", "qdq"]
@@ -40,7 +41,7 @@ METHODS: Final = ("output", "minmax", "percentile", "mse", "entropy")
 METADATA_KEY: Final = "qgelu.sites"
 """Metadata entry of a quantized model: a JSON list of its sites with their plans."""
 
-EXPONENT: Final = 0.75
+EXPONENT: Final = 0.85
 """Exponent of the equalisation between a channel's range and its weights; docs/calibration.md has the measurement."""
 
 FFN_MAX_BITS: Final = 8
@@ -195,7 +196,7 @@ class _Choice:
     target: Target
 
 
-def _tensor_statistics(calibration: "Calibration", name: str) -> Any:
+def _tensor_statistics(calibration: "Calibration", name: str) -> "TensorStatistics":
     if name not in calibration.tensors:
         raise QGeluError(f"the calibration has no tensor {name!r}: calibrate this model again")
     return calibration.tensors[name]
@@ -219,13 +220,22 @@ def _activation_plan(site: Site, choice: _Choice) -> TablePlan:
     return make_table_plan(source, output, site.activation, site.alpha)
 
 
-def _channels(statistics: Any, weight: np.ndarray[Any, Any], bits: int, *, with_zero: bool) -> ChannelQuantization:
-    """Return scales and shifts that equalise a matmul's input with its weight."""
+def _channels(
+    statistics: "TensorStatistics", weight: NDArray[Any], bits: int, lowest: float | None = None
+) -> ChannelQuantization:
+    """Return scales and shifts that equalise a matmul's input with its weight.
+
+    ``lowest`` is the least value that the input can take, where it is known; its ranges then include 0, since
+    whole zero points must be codes.
+    """
     import calibration
 
-    low, high = statistics.channel_minimum, statistics.channel_maximum
-    if with_zero:  # whole zero points must be codes
-        low, high = np.minimum(low, 0.0), np.maximum(high, 0.0)
+    assert statistics.channel_minimum is not None
+    assert statistics.channel_maximum is not None
+    samples = statistics.count / statistics.channel_minimum.size
+    low, high = calibration.widen(statistics.channel_minimum, statistics.channel_maximum, samples)
+    if lowest is not None:
+        low, high = np.clip(low, lowest, 0.0), np.maximum(high, 0.0)
     scales = calibration.equalize(low, high, weight, EXPONENT, bits)
     return ChannelQuantization(scales.scale, scales.zero_point, bits)
 
@@ -238,8 +248,8 @@ def _integer_block(site: Site, choice: _Choice) -> IntegerFfn:
     hidden = _tensor_statistics(choice.statistics, site.output)
     return make_integer_ffn(
         block,
-        _channels(source, ffn.first.weight, choice.bits, with_zero=False),
-        _channels(hidden, ffn.second.weight, choice.bits, with_zero=True),
+        _channels(source, ffn.first.weight, choice.bits),
+        _channels(hidden, ffn.second.weight, choice.bits, dip(site.activation, site.alpha).y),
     )
 
 
