@@ -9,11 +9,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from qgelu import activations as activations
     from qgelu.errors import QGeluError as QGeluError
+    from qgelu.inspection import inspect as inspect
+    from qgelu.pipeline import calibrate as calibrate
+    from qgelu.pipeline import quantize as quantize
     from qgelu.plan import Plan as Plan
     from qgelu.plan_json import plan_from_json as plan_from_json
     from qgelu.planner import make_plan as make_plan
     from qgelu.qparams import AccumulatorParams as AccumulatorParams
     from qgelu.qparams import QParams as QParams
+    from qgelu.reporting.builder import report as report
+    from qgelu.verification import verify as verify
 
 __version__ = "0.1.0"
 
@@ -22,8 +27,13 @@ _HOMES = {
     "Plan": "qgelu.plan",
     "QGeluError": "qgelu.errors",
     "QParams": "qgelu.qparams",
+    "calibrate": "qgelu.pipeline",
+    "inspect": "qgelu.inspection",
     "make_plan": "qgelu.planner",
     "plan_from_json": "qgelu.plan_json",
+    "quantize": "qgelu.pipeline",
+    "report": "qgelu.reporting.builder",
+    "verify": "qgelu.verification",
 }
 
 __all__ = ["__version__", "activations", *_HOMES]  # noqa: PLE0604

@@ -96,3 +96,11 @@ def check_mask(mask: str | None, inputs: Iterable[str]) -> None:
     names = list(inputs)
     if mask is not None and mask not in names:
         raise QGeluError(f"mask {mask!r} is not an input of the model: it takes {', '.join(names)}")
+
+
+def kept_rows(values: NDArray[Any], mask: NDArray[Any] | None) -> NDArray[Any]:
+    """Return a tensor as rows [positions, channels] without those that the mask leaves out."""
+    rows = values.reshape(-1, values.shape[-1]) if values.ndim else values.reshape(1, 1)
+    if mask is None or mask.size != len(rows):
+        return rows
+    return np.asarray(rows[mask.reshape(-1) != 0])

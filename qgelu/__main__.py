@@ -1,0 +1,5 @@
+"""``python -m qgelu``."""
+
+from qgelu.cli import main
+
+main()

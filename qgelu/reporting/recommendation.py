@@ -1,0 +1,88 @@
+"""From measured candidates to the fewest bits that keep a tolerance."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from qgelu.output_comparison import OutputErrors
+from qgelu.reporting.content import Candidate, Metric, Recommendation, Scope
+
+METRIC_NAMES: Final[dict[Metric, str]] = {
+    "accuracy": "accuracy on the labels",
+    "top1_agreement": "top-1 agreement with the float model",
+    "cosine_mean": "mean cosine to the float model",
+    "relative_error": "relative error to the float model",
+}
+
+
+def choose_metric(outputs: Sequence[OutputErrors]) -> Metric:
+    """Return the most telling metric that the outputs have."""
+    if any(output.accuracy is not None for output in outputs):
+        return "accuracy"
+    if any(output.top1_agreement is not None for output in outputs):
+        return "top1_agreement"
+    if any(output.cosine_mean is not None for output in outputs):
+        return "cosine_mean"
+    return "relative_error"
+
+
+def loss_of(outputs: Sequence[OutputErrors], metric: Metric) -> float | None:
+    """Return what is lost against the float model: the worst output that has the metric; None if none has."""
+    losses = []
+    for output in outputs:
+        if metric == "accuracy":
+            if output.accuracy is not None and output.float_accuracy is not None:
+                losses.append(output.float_accuracy - output.accuracy)
+        elif metric == "relative_error":
+            if output.relative_error is not None:
+                losses.append(output.relative_error)
+        else:
+            value = output.top1_agreement if metric == "top1_agreement" else output.cosine_mean
+            if value is not None:
+                losses.append(1.0 - value)
+    return max(losses) if losses else None
+
+
+def describe_loss(loss: float | None, metric: Metric) -> str:
+    """Return a loss with its unit."""
+    if loss is None:
+        return "not measured"
+    if metric in {"accuracy", "top1_agreement"}:
+        return f"{100.0 * loss:.2f} percentage points"
+    return f"{loss:.2g}"
+
+
+def within(candidate: Candidate, tolerance: float) -> bool:
+    """Return whether a candidate was measured whole and keeps the tolerance."""
+    return not candidate.failures and candidate.loss is not None and candidate.loss <= tolerance
+
+
+def recommend(candidates: Sequence[Candidate], scope: Scope, metric: Metric, tolerance: float) -> Recommendation:
+    """Return the fewest bits of a scope from which on every measured width keeps the tolerance."""
+    by_bits = sorted(
+        (candidate for candidate in candidates if candidate.scope == scope), key=lambda candidate: -candidate.bits
+    )
+    chosen: Candidate | None = None
+    refused: Candidate | None = None
+    for candidate in by_bits:
+        if not within(candidate, tolerance):
+            refused = candidate
+            break
+        chosen = candidate
+    name = METRIC_NAMES[metric]
+    limit = describe_loss(tolerance, metric)
+    if chosen is None:
+        widest = by_bits[0]
+        reason = (
+            f"no measured width of scope {scope} keeps the tolerance of {limit}: at {widest.bits} bits the loss in "
+            f"{name} is {describe_loss(widest.loss, metric)}"
+        )
+        return Recommendation(scope, None, None, reason)
+    reason = (
+        f"{chosen.bits} bits in scope {scope}: the loss in {name} is {describe_loss(chosen.loss, metric)}, "
+        f"within the tolerance of {limit}"
+    )
+    if refused is not None:
+        reason += f"; at {refused.bits} bits it is {describe_loss(refused.loss, metric)}"
+    else:
+        reason += "; fewer bits were not measured"
+    return Recommendation(scope, chosen.bits, chosen.loss, reason)

@@ -1,0 +1,118 @@
+"""The float model's outputs on the test data, kept on disk, and a sample of what enters each activation."""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from calibration import BatchSource
+from qgelu.evaluation import Feed, ReferenceBatch, kept_rows
+from qgelu.graph.findings import Site
+from qgelu.pipeline import Progress
+from qgelu.sessions import ModelRunner
+
+RECORDED_VALUES: Final = 1 << 17
+"""Values of x kept for each site."""
+
+_SEED: Final = 1606
+
+
+class ReferenceStore:
+    """Batches with the float model's outputs, in a temporary folder; use it in a ``with`` statement."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="qgelu-report-")
+        self._batches: list[tuple[list[str], list[str]]] = []
+        self.samples = 0
+        self.has_classes = False
+        """Whether an output is [samples, classes]."""
+
+    def add(self, feed: Feed, outputs: dict[str, Any]) -> None:
+        """Keep one batch; outputs that are no arrays are left out."""
+        arrays = {name: value for name, value in outputs.items() if isinstance(value, np.ndarray)}
+        values = [*feed.values(), *arrays.values()]
+        path = self._path(len(self._batches))
+        np.savez(path, *values)
+        self.has_classes |= any(value.ndim == 2 and value.shape[1] > 1 for value in arrays.values())
+        self._batches.append((list(feed), list(arrays)))
+        self.samples += max((len(value) for value in feed.values() if value.ndim), default=1)
+
+    def __iter__(self) -> Iterator[ReferenceBatch]:
+        """Yield the batches; one at a time is in memory."""
+        for number, (inputs, outputs) in enumerate(self._batches):
+            with np.load(self._path(number)) as content:
+                values = [content[f"arr_{index}"] for index in range(len(inputs) + len(outputs))]
+            yield (
+                dict(zip(inputs, values[: len(inputs)], strict=True)),
+                dict(zip(outputs, values[len(inputs) :], strict=True)),
+            )
+
+    def _path(self, number: int) -> Path:
+        return Path(self._folder.name) / f"{number}.npz"
+
+    def __enter__(self) -> "ReferenceStore":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._folder.cleanup()
+
+
+class _Reservoir:
+    """An even random sample of the rows of a tensor, of fixed size."""
+
+    def __init__(self) -> None:
+        self._random = np.random.default_rng(_SEED)
+        self._order = np.empty(0)
+        self.rows: NDArray[np.float32] | None = None
+
+    def add(self, rows: NDArray[np.float32]) -> None:
+        most = max(1, RECORDED_VALUES // max(1, rows.shape[1]))
+        order = np.concatenate([self._order, self._random.random(len(rows))])
+        both = rows if self.rows is None else np.concatenate([self.rows, rows])
+        keep = np.argsort(order)[:most]
+        self._order, self.rows = order[keep], both[keep]
+
+
+def _with_outputs(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
+    probe = onnx.ModelProto()
+    probe.CopyFrom(model)
+    present = {value.name for value in model.graph.output}
+    types = {value.name: value for value in model.graph.value_info}
+    probe.graph.output.extend(types.get(name, onnx.ValueInfoProto(name=name)) for name in names if name not in present)
+    return probe
+
+
+def record_reference(
+    model: onnx.ModelProto,
+    sites: Sequence[Site],
+    source: BatchSource,
+    store: ReferenceStore,
+    *,
+    mask: str | None,
+    progress: Progress,
+    threads: int | None,
+) -> dict[str, NDArray[np.float32]]:
+    """Run the float model over the data; fill the store and return values of x, [rows, channels], by site name."""
+    inputs = {value.name for value in model.graph.input}
+    names = list(dict.fromkeys(site.input for site in sites if site.input not in inputs))
+    reservoirs = {site.name: _Reservoir() for site in sites}
+    with (
+        ModelRunner(model, "the float model", threads=threads) as runner,
+        ModelRunner(_with_outputs(model, names), "the float model", threads=threads) as probe,
+    ):
+        for number, feed in enumerate(source, start=1):
+            store.add(feed, runner.run(feed))
+            seen = {**feed, **probe.run(feed, names)}
+            for site in sites:
+                rows = kept_rows(seen[site.input], None if mask is None else feed[mask])
+                x = rows.astype(np.float32)
+                reservoirs[site.name].add(x if site.bias is None else x + site.bias.astype(np.float32))
+            progress("run float model", number, source.count)
+    return {name: reservoir.rows for name, reservoir in reservoirs.items() if reservoir.rows is not None}

@@ -1,0 +1,109 @@
+"""The results of the commands as tables for people."""
+
+from typing import TYPE_CHECKING
+
+from qgelu.terminal import decimal, make_table, number, percent
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from qgelu.graph.findings import Findings
+    from qgelu.pipeline import QuantizedSite
+    from qgelu.verification import Verification
+
+
+def activation_name(activation: str, alpha: float) -> str:
+    """Return an activation's name, with alpha where it has one."""
+    return f"{activation} (alpha {alpha:.4g})" if activation == "quick_gelu" else activation
+
+
+def print_findings(console: "Console", path: str, opset: int, findings: "Findings") -> None:
+    """Show the sites of a model and what came near to one."""
+    count = len(findings.sites)
+    blocks = sum(site.scope == "ffn" for site in findings.sites)
+    title = f"{path}: {count} {'site' if count == 1 else 'sites'}, {blocks} of them FFNs (opset {opset})"
+    if count:
+        rows: list[tuple[str, ...]] = [
+            (site.name, activation_name(site.activation, site.alpha), site.scope, site.reason or "-")
+            for site in findings.sites
+        ]
+        console.print(title, style="bold", markup=False)
+        console.print(make_table("", ["site", "activation", "scope", "why only the activation"], rows))
+    else:
+        console.print(title, markup=False)
+    if findings.near_misses:
+        rows = [(miss.anchor, miss.reason) for miss in findings.near_misses]
+        console.print(make_table("Near misses, left alone", ["node", "reason"], rows))
+
+
+def print_quantized_sites(console: "Console", sites: "tuple[QuantizedSite, ...]") -> None:
+    """Show what was done at each site."""
+    rows = [
+        (
+            site.name,
+            activation_name(site.activation, site.alpha),
+            site.scope,
+            site.bits,
+            site.plan.kind,
+            decimal(site.plan.certificate.max_error_lsb, 3),
+            site.note or "-",
+        )
+        for site in sites
+    ]
+    columns = ["site", "activation", "scope", ">bits", "plan", ">proved LSB", "why only the activation"]
+    console.print(make_table("Quantized sites", columns, rows))
+
+
+def print_verification(console: "Console", verification: "Verification") -> None:
+    """Show what a verification found, and whether it passed."""
+    outputs = [
+        (
+            output.name,
+            output.samples,
+            number(output.max_abs_error),
+            number(output.relative_error),
+            decimal(output.sqnr_db, 1),
+            decimal(output.cosine_mean, 5),
+            decimal(output.cosine_worst, 5),
+            percent(output.top1_agreement),
+        )
+        for output in verification.outputs
+    ]
+    columns = [
+        "output",
+        ">samples",
+        ">max error",
+        ">relative",
+        ">SQNR dB",
+        ">cosine",
+        ">worst sample",
+        ">top-1 same",
+    ]
+    console.print(make_table("End to end, quantized against float", columns, outputs))
+    sites = []
+    for site in verification.sites:
+        check = site.executors
+        dip = site.dip
+        equal = "-" if check is None else f"{check.inputs - check.differences} of {check.inputs}"
+        place = "-" if dip.minimum_from is None else f"{dip.minimum_from:.3f} .. {dip.minimum_to:.3f}"
+        sites.append(
+            (
+                site.name,
+                site.scope,
+                site.bits,
+                f"{dip.max_error_lsb:.3f} / {site.certificate_lsb:.3f}",
+                f"{decimal(dip.minimum, 4)} / {decimal(dip.float_minimum, 4)}",
+                f"{place} / {dip.float_minimum_at:.3f}",
+                equal,
+            )
+        )
+    columns = ["site", "scope", ">bits", ">LSB at dip / proved", ">minimum / float", ">at x / float", ">equal codes"]
+    console.print(make_table("Sites: near the dip, and executor against executor", columns, sites))
+    if verification.executors_note:
+        console.print(verification.executors_note, markup=False)
+    if verification.passed:
+        console.print("passed", style="bold green")
+    else:
+        console.print("FAILED", style="bold red")
+        for failure in verification.failures:
+            console.print(f"  {failure}", markup=False)
