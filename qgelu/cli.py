@@ -33,6 +33,7 @@ _SCOPES: Final = ("ffn", "activation")
 _TARGETS: Final = ("portable", "qdq")
 _METHODS: Final = ("output", "minmax", "percentile", "mse", "entropy")
 _BASELINES: Final = ("ort-static", "ort-dynamic")
+_METRICS: Final[dict[str, Any]] = {"accuracy": "accuracy", "top1": "top1_agreement", "cosine": "cosine_mean"}
 _BITS: Final = (2, 16)
 
 
@@ -402,6 +403,11 @@ def verify(
     help="What the recommended bits may lose: share of answers, or of the cosine.",
 )
 @click.option(
+    "--metric",
+    type=click.Choice(tuple(_METRICS)),
+    help="What the tolerance is about; if not given, accuracy with --labels, else top-1 where outputs are classes.",
+)
+@click.option(
     "-o", "--output", "outputs", metavar="FILE", multiple=True, help="Report to write: .html, .md or .json; repeatable."
 )
 @_mask_option
@@ -416,6 +422,7 @@ def report(
     bits: tuple[int, ...],
     baseline: tuple[str, ...],
     tolerance: float,
+    metric: str | None,
     outputs: tuple[str, ...],
     mask: str | None,
     threads: int | None,
@@ -442,6 +449,7 @@ def report(
             bits=bits,
             baselines=baseline,
             tolerance=tolerance,
+            metric=None if metric is None else _METRICS[metric],
             mask=mask,
             progress=progress,
             threads=threads,

@@ -25,7 +25,8 @@ class Evaluation:
     outputs : tuple of OutputErrors
         Without those that failed.
     failures : tuple of str
-        One line each: outputs that are missing, not finite, or of another shape or type.
+        One line each: outputs that are missing, not finite, or of another shape or type; or why the model did
+        not run.
     batches : int
     """
 
@@ -64,12 +65,15 @@ def evaluate_model(
     Raises
     ------
     QGeluError
-        If a model cannot run, or the labels are not as many as the samples.
+        If the float model cannot run, or the labels are not as many as the samples.
     """
     comparisons: dict[str, OutputComparison] = {}
     batches = 0
     for feed, expected in reference:
-        actual = quantized.run(feed, [name for name in expected if name in quantized.outputs])
+        try:
+            actual = quantized.run(feed, [name for name in expected if name in quantized.outputs])
+        except QGeluError as error:
+            return Evaluation((), (f"batch {batches + 1}: {error}",), batches)
         for name, value in expected.items():
             comparison = comparisons.setdefault(name, OutputComparison(name, labels))
             if name in actual:

@@ -2,10 +2,12 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+_UNIT_LENGTH_TOLERANCE: Final = 1e-3
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class OutputErrors:
         Index of the worst sample, from 0.
     top1_agreement : float or None
         Share of samples whose largest class is the same; None unless the output is [samples, classes > 1].
+        Without labels, samples that all have length 1 and negative values are embeddings, not classes.
     accuracy, float_accuracy : float or None
         Share of samples whose largest class is the label; None without labels.
     """
@@ -77,6 +80,7 @@ class OutputComparison:
         self._max = self._noise = self._signal = 0.0
         self._cosine_sum, self._cosine_count = 0.0, 0
         self._worst, self._worst_sample = math.inf, -1
+        self._unit_length, self._negative = True, False
         self._agree = self._classed = self._right = self._float_right = 0
 
     def update(self, reference: Any, quantized: Any, mask: NDArray[Any] | None = None) -> None:
@@ -104,6 +108,9 @@ class OutputComparison:
             self._add_cosines(expected.reshape(len(expected), -1), actual.reshape(len(actual), -1))
         if expected.ndim == 2 and expected.shape[1] > 1:
             self._add_classes(expected.argmax(axis=1), actual.argmax(axis=1))
+            lengths = np.linalg.norm(expected, axis=1)
+            self._unit_length &= bool((np.abs(lengths - 1.0) < _UNIT_LENGTH_TOLERANCE).all())
+            self._negative |= bool((expected < 0.0).any())
         self._samples += len(expected) if expected.ndim else 1
 
     def _mismatch(self, reference: Any, quantized: Any) -> str | None:
@@ -150,7 +157,8 @@ class OutputComparison:
         relative = 0.0 if self._noise == 0.0 else None
         if self._signal > 0.0:
             relative = math.sqrt(self._noise / self._signal)
-        classed = self._classed or None
+        embedding = self._unit_length and self._negative and self._labels is None
+        classed = None if embedding else self._classed or None
         with_labels = classed if self._labels is not None else None
         return OutputErrors(
             self.name,

@@ -76,6 +76,8 @@ class ModelRunner:
             If ONNX Runtime cannot run the model on it.
         """
         names = list(self.outputs if outputs is None else outputs)
+        if not names:  # to ONNX Runtime, no names mean all outputs
+            return {}
         try:
             results = self._session.run(names, {key: value for key, value in feed.items() if key in self._inputs})
         except Exception as error:  # ONNX Runtime's have no common base

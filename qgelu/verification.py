@@ -3,13 +3,13 @@
 import json
 from dataclasses import asdict, dataclass
 from os import PathLike
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import onnx
 
 from qgelu.dip_check import DipErrors, check_dip
 from qgelu.errors import QGeluError
-from qgelu.evaluation import check_mask, evaluate_model, reference_batches
+from qgelu.evaluation import Evaluation, check_mask, evaluate_model, reference_batches
 from qgelu.executor_check import ExecutorCheck, check_executors, custom_nodes
 from qgelu.output_comparison import OutputErrors
 from qgelu.pipeline import (
@@ -22,6 +22,9 @@ from qgelu.pipeline import (
     quantized_sites,
 )
 from qgelu.sessions import ModelRunner
+
+if TYPE_CHECKING:
+    from calibration import BatchSource
 
 FORMAT: Final = "qgelu.verification"
 VERSION: Final = 1
@@ -160,6 +163,28 @@ def _check_site(
     return found, [f"site {site.name!r}: {failure}" for failure in failures]
 
 
+def _end_to_end(
+    reference: onnx.ModelProto,
+    quantized: onnx.ModelProto,
+    source: "BatchSource",
+    mask: str | None,
+    report: Progress,
+    threads: int | None,
+) -> Evaluation:
+    with ModelRunner(reference, "the float model", threads=threads) as float_runner:
+        try:
+            quantized_runner = ModelRunner(quantized, "the quantized model", threads=threads)
+        except QGeluError as error:
+            return Evaluation((), (str(error),), 0)
+        with quantized_runner:
+            return evaluate_model(
+                reference_batches(float_runner, source),
+                quantized_runner,
+                mask=mask,
+                progress=lambda done: report("compare outputs", done, source.count),
+            )
+
+
 def verify(
     float_model: ModelSource,
     quantized_model: ModelSource | QuantizedModel,
@@ -208,16 +233,7 @@ def verify(
     specs = calibration.input_specs(reference)
     check_mask(mask, [spec.name for spec in specs])
     source = calibration.open_data(data, specs)
-    with (
-        ModelRunner(reference, "the float model", threads=threads) as float_runner,
-        ModelRunner(quantized, "the quantized model", threads=threads) as quantized_runner,
-    ):
-        end_to_end = evaluate_model(
-            reference_batches(float_runner, source),
-            quantized_runner,
-            mask=mask,
-            progress=lambda done: report("compare outputs", done, source.count),
-        )
+    end_to_end = _end_to_end(reference, quantized, source, mask, report, threads)
     checked = []
     failures = list(end_to_end.failures)
     for index, site in enumerate(sites):

@@ -196,6 +196,7 @@ def report(
     labels: Any = None,
     baselines: Iterable[str] = (),
     tolerance: float = DEFAULT_TOLERANCE,
+    metric: Metric | None = None,
     sites: Sequence[str] | None = None,
     mask: str | None = None,
     progress: Progress | None = None,
@@ -222,6 +223,9 @@ def report(
     tolerance : float
         Largest loss that a recommended width may have: share of answers (accuracy, top-1 agreement), or of the
         cosine or the relative error where the outputs are no classes.
+    metric : str, optional
+        What the tolerance is about: "accuracy", "top1_agreement", "cosine_mean" or "relative_error". If not
+        given, the first of these that the outputs have.
     sites : sequence of str, optional
         Names or globs; all sites if not given.
     mask : str, optional
@@ -279,8 +283,8 @@ def report(
                 candidates.append(baseline)
         step("measure candidates", len(jobs), len(jobs))
         samples = store.samples
-    metric = choose_metric([output for candidate in candidates for output in candidate.outputs])
-    measured = _with_losses(candidates, metric)
+    judged_by = choose_metric([output for candidate in candidates for output in candidate.outputs], metric)
+    measured = _with_losses(candidates, judged_by)
     about = DataSummary(
         _describe(data) if calibration is None else "a calibration made before",
         _describe(data if test_data is None else test_data),
@@ -293,11 +297,11 @@ def report(
     return Report(
         _summary(model, proto, chosen, statistics),
         about,
-        metric,
+        judged_by,
         tolerance,
         measured,
         tuple(curves),
-        _recommendations(measured, metric, tolerance),
+        _recommendations(measured, judged_by, tolerance),
         _notes(about, skipped, widths, blocks=any(site.scope == "ffn" for site in chosen)),
         _versions(),
     )

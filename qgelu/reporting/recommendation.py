@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
+from qgelu.errors import QGeluError
 from qgelu.output_comparison import OutputErrors
 from qgelu.reporting.content import Candidate, Metric, Recommendation, Scope
 
@@ -14,15 +15,22 @@ METRIC_NAMES: Final[dict[Metric, str]] = {
 }
 
 
-def choose_metric(outputs: Sequence[OutputErrors]) -> Metric:
-    """Return the most telling metric that the outputs have."""
-    if any(output.accuracy is not None for output in outputs):
-        return "accuracy"
-    if any(output.top1_agreement is not None for output in outputs):
-        return "top1_agreement"
-    if any(output.cosine_mean is not None for output in outputs):
-        return "cosine_mean"
-    return "relative_error"
+def choose_metric(outputs: Sequence[OutputErrors], wanted: Metric | None = None) -> Metric:
+    """Return the metric that is wanted, else the most telling one that the outputs have.
+
+    Raises
+    ------
+    QGeluError
+        If no output has the metric that is wanted.
+    """
+    known: list[Metric] = [
+        metric for metric in METRIC_NAMES if any(getattr(output, metric) is not None for output in outputs)
+    ]
+    if wanted is None:
+        return known[0] if known else "relative_error"
+    if wanted not in known:
+        raise QGeluError(f"metric {wanted!r} is not among what the outputs have: {', '.join(known)}")
+    return wanted
 
 
 def loss_of(outputs: Sequence[OutputErrors], metric: Metric) -> float | None:
