@@ -99,7 +99,7 @@ def run_demo(folder: str | PathLike[str], console: "Console", *, threads: int | 
     console.rule("5. Report: accuracy against bits", align="left")
     with StageProgress(console) as progress:
         found = report(
-            model,
+            model_path(),
             images,
             calibration=statistics,
             test_data=test_images,

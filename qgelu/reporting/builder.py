@@ -31,7 +31,7 @@ from qgelu.reporting.content import (
 )
 from qgelu.reporting.curves import CURVE_BITS, model_curves
 from qgelu.reporting.files import check_labels
-from qgelu.reporting.recommendation import choose_metric, loss_of, recommend
+from qgelu.reporting.recommendation import METRIC_NAMES, choose_metric, loss_of, recommend
 from qgelu.reporting.reference import ReferenceStore, record_reference
 from qgelu.reporting.site_quality import site_quality
 from qgelu.sessions import ModelRunner
@@ -169,7 +169,9 @@ def _recommendations(candidates: Sequence[Candidate], metric: Metric, tolerance:
     return tuple(sorted(found, key=lambda one: one.bits is None))
 
 
-def _notes(data: DataSummary, skipped: Sequence[str], widths: Sequence[int], *, blocks: bool) -> tuple[str, ...]:
+def _notes(
+    data: DataSummary, skipped: Sequence[str], widths: Sequence[int], *, blocks: bool, static: bool
+) -> tuple[str, ...]:
     notes = ["Every number was measured by running the model with ONNX Runtime; nothing is simulated."]
     if data.same:
         notes.append(
@@ -181,7 +183,7 @@ def _notes(data: DataSummary, skipped: Sequence[str], widths: Sequence[int], *, 
     elif widths[0] > FFN_MAX_BITS:
         notes.append(f"Scope ffn has 2 to {FFN_MAX_BITS} bits: none of the widths asked for is among them.")
     notes += [f"Baseline {name} was left out: the model has no FFN that it could be restricted to." for name in skipped]
-    if data.mask is not None and not skipped:
+    if data.mask is not None and static:
         notes.append("ONNX Runtime's own static calibration takes no mask: as a baseline, it sees padding too.")
     return tuple(notes)
 
@@ -244,6 +246,10 @@ def report(
 
     widths, names = _check_options(bits, baselines, tolerance)
     classes = None if labels is None else check_labels(labels)
+    if metric == "accuracy" and classes is None:
+        raise QGeluError("metric 'accuracy' needs labels: give the right class of each test sample")
+    if metric is not None and metric not in METRIC_NAMES:
+        raise QGeluError(f"metric {metric!r} is not known: use one of {', '.join(METRIC_NAMES)}")
     proto = as_model(model)
     check_not_quantized(proto)
     chosen = select_sites(find_sites(proto), sites)
@@ -302,7 +308,13 @@ def report(
         measured,
         tuple(curves),
         _recommendations(measured, judged_by, tolerance),
-        _notes(about, skipped, widths, blocks=any(site.scope == "ffn" for site in chosen)),
+        _notes(
+            about,
+            skipped,
+            widths,
+            blocks=any(site.scope == "ffn" for site in chosen),
+            static="ort-static" in set(names) - set(skipped),
+        ),
         _versions(),
     )
 
