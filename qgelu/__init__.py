@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from qgelu import activations as activations
     from qgelu.errors import QGeluError as QGeluError
     from qgelu.inspection import inspect as inspect
+    from qgelu.kernels.host import get_config as get_config
+    from qgelu.kernels.host import show_config as show_config
     from qgelu.pipeline import calibrate as calibrate
     from qgelu.pipeline import quantize as quantize
     from qgelu.plan import Plan as Plan
@@ -29,8 +31,10 @@ _HOMES = {
     "QParams": "qgelu.qparams",
     "calibrate": "qgelu.pipeline",
     "inspect": "qgelu.inspection",
+    "get_config": "qgelu.kernels.host",
     "make_plan": "qgelu.planner",
     "plan_from_json": "qgelu.plan_json",
+    "show_config": "qgelu.kernels.host",
     "quantize": "qgelu.pipeline",
     "report": "qgelu.reporting.builder",
     "verify": "qgelu.verification",

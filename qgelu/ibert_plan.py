@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from qgelu.activations import Activation
 from qgelu.certificate import Certificate, Intermediate, enumerate_inputs
 from qgelu.errors import QGeluError
-from qgelu.plan import Plan
+from qgelu.plan import Bias, Plan, Run
 from qgelu.qparams import AccumulatorParams, QParams
 
 A: Final = -0.2888
@@ -61,12 +61,14 @@ class IBertPlan(Plan):
 
     integers: IBertParameters
 
-    def _kernel(self, width: int, bias: NDArray[np.int32] | None) -> Any:
+    def _runner(self, channels: int) -> Run:
         zero = self.input.zero_point if isinstance(self.input, QParams) else 0
-        addend = np.int64(0) if bias is None else bias.astype(np.int64)
 
-        def run(source: NDArray[Any], target: NDArray[Any]) -> None:
-            self._requantize((source.astype(np.int64) - zero + addend).reshape(-1), target.reshape(-1))
+        def run(bias: Bias, source: NDArray[Any], target: NDArray[Any]) -> None:
+            values = source.astype(np.int64) - zero
+            if bias is not None:
+                values = (values.reshape(-1, bias.size) + bias).reshape(-1)
+            self._requantize(values, target)
 
         return run
 

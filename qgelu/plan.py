@@ -1,8 +1,9 @@
 """Plans: everything one integer activation needs, all of it integers, and how to run it."""
 
 from abc import ABC, abstractmethod
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -11,10 +12,12 @@ from numpy.typing import ArrayLike, NDArray
 from qgelu.activations import Activation
 from qgelu.certificate import Certificate
 from qgelu.errors import QGeluError
+from qgelu.kernels.workers import run_pieces
 from qgelu.qparams import AccumulatorParams, QParams
 
-_BLOCK: Final = 1024
-"""Parameters per tensor are repeated to this many lanes, so that one kernel serves both layouts."""
+Bias = NDArray[np.int32] | None
+Run = Callable[[Bias, NDArray[Any], NDArray[Any]], None]
+"""Runs a kernel: bias of shape [C] (or [1], or none), flat source and flat target of whole rows of C."""
 
 _MIN_BYTES_PER_THREAD: Final = 1 << 18
 """Below this a second thread costs more than it saves."""
@@ -54,14 +57,18 @@ class Plan(ABC):
     alpha: float
     certificate: Certificate
 
-    @property
+    def __getstate__(self) -> dict[str, Any]:
+        # What is cached beside the fields belongs to this process.
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @cached_property
     def channels(self) -> int | None:
         """Number of channels (the last axis), or None if per tensor."""
         if self.input.per_channel:
             return int(self.input.scale.size)
         return int(self.output.scale.size) if self.output.per_channel else None
 
-    @property
+    @cached_property
     def input_dtype(self) -> np.dtype[Any]:
         """Type of the input array."""
         return np.dtype(np.int32) if isinstance(self.input, AccumulatorParams) else self.input.dtype
@@ -95,6 +102,10 @@ class Plan(ABC):
         QGeluError
             If a dtype or a shape is wrong.
         """
+        if out is None and threads is None and self._is_plain(q, bias):
+            out = np.empty(q.shape, self._output_dtype)  # type: ignore[union-attr]
+            self._run_flat(bias, q.reshape(-1), out.reshape(-1))  # type: ignore[arg-type, union-attr]
+            return out
         codes = _as_array(q, "input codes")
         if codes.dtype != self.input_dtype:
             raise QGeluError(f"input codes are {codes.dtype}, the plan takes {self.input_dtype}: cast them first")
@@ -134,39 +145,64 @@ class Plan(ABC):
             raise QGeluError(f"bias must hold whole numbers within int32; it is {array.dtype}")
         if array.ndim > 1 or (array.ndim == 1 and (codes.ndim == 0 or array.shape != codes.shape[-1:])):
             raise QGeluError(f"bias has shape {array.shape}, the input's last axis has {codes.shape[-1:]}")
-        return array.astype(np.int32)
+        return np.ascontiguousarray(array, dtype=np.int32).reshape(-1)
 
-    def _run_all(
-        self, source: NDArray[Any], bias: NDArray[np.int32] | None, target: NDArray[Any], threads: int
-    ) -> None:
+    def _is_plain(self, codes: object, bias: object) -> bool:
+        """Return whether codes and bias can go straight to the kernel, with nothing left to check or convert."""
+        return (
+            type(codes) is np.ndarray
+            and codes.dtype == self.input_dtype
+            and codes.flags.c_contiguous
+            and codes.size > 0
+            and (self.channels is None or codes.shape[-1:] == (self.channels,))
+            and (
+                bias is None
+                or (
+                    type(bias) is np.ndarray
+                    and bias.dtype == np.int32
+                    and bias.flags.c_contiguous
+                    and bias.ndim == 1
+                    and bias.shape == codes.shape[-1:]
+                    and isinstance(self.input, AccumulatorParams)
+                )
+            )
+        )
+
+    @cached_property
+    def _output_dtype(self) -> np.dtype[Any]:
+        return self.output.dtype
+
+    @cached_property
+    def _runs(self) -> dict[int, Run]:
+        """What runs the kernel, by number of channels; filled as it is needed."""
+        return {}
+
+    def _run_flat(self, bias: Bias, source: NDArray[Any], target: NDArray[Any]) -> None:
+        channels = self.channels or (1 if bias is None else bias.size)
+        run = self._runs.get(channels)
+        if run is None:
+            run = self._runs[channels] = self._runner(channels)
+        run(bias, source, target)
+
+    def _run_all(self, source: NDArray[Any], bias: Bias, target: NDArray[Any], threads: int) -> None:
         if source.size == 0:
             return
-        per_channel = self.channels is not None or (bias is not None and bias.ndim == 1)
-        width = source.shape[-1] if per_channel else min(_BLOCK, source.size)
+        width = self.channels or (1 if bias is None else bias.size)
         flat_source, flat_target = source.reshape(-1), target.reshape(-1)
         rows = source.size // width
-        whole = rows * width
-        run = self._kernel(width, bias)
         pieces = max(1, min(threads, source.nbytes // _MIN_BYTES_PER_THREAD, rows))
-        bounds = [rows * piece // pieces * width for piece in range(pieces + 1)]
-        ranges = list(zip(bounds[:-1], bounds[1:], strict=True))
-
-        def run_range(start_stop: tuple[int, int]) -> None:
-            start, stop = start_stop
-            run(flat_source[start:stop].reshape(-1, width), flat_target[start:stop].reshape(-1, width))
-
         if pieces == 1:
-            run_range(ranges[0])
-        else:
-            with ThreadPoolExecutor(pieces) as pool:
-                list(pool.map(run_range, ranges))
-        if whole < source.size:  # only per tensor
-            rest = source.size - whole
-            self._kernel(rest, bias)(flat_source[whole:].reshape(1, rest), flat_target[whole:].reshape(1, rest))
+            self._run_flat(bias, flat_source, flat_target)
+            return
+        bounds = [rows * piece // pieces * width for piece in range(pieces + 1)]
+        run_pieces(
+            self._run_flat,
+            [(bias, flat_source[i:j], flat_target[i:j]) for i, j in zip(bounds[:-1], bounds[1:], strict=True)],
+        )
 
     @abstractmethod
-    def _kernel(self, width: int, bias: NDArray[np.int32] | None) -> Any:
-        """Return a function (source [rows, width], target [rows, width]) that runs the kernel."""
+    def _runner(self, channels: int) -> Run:
+        """Return a function that runs the kernel on rows of so many channels."""
 
     @abstractmethod
     def parameters(self) -> dict[str, Any]:

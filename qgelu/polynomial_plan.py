@@ -12,7 +12,7 @@ from qgelu.activations import Activation
 from qgelu.certificate import ENUMERATION_LIMIT, Certificate, enumerate_inputs
 from qgelu.errors import QGeluError
 from qgelu.narrow import NarrowParameters
-from qgelu.plan import Plan
+from qgelu.plan import Bias, Plan, Run
 from qgelu.polynomial import Lanes, TailPolynomial, family_of, family_slope, tail_polynomial
 from qgelu.qparams import AccumulatorParams, QParams
 from qgelu.wide import WideParameters
@@ -48,9 +48,7 @@ class PolynomialPlan(Plan):
         """16 or 32."""
         return self.tail.lanes
 
-    def clamped_bias(
-        self, width: int, bias: NDArray[np.int32] | None
-    ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+    def clamped_bias(self, width: int, bias: Bias) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
         """Return bias, lower and upper, int32 of shape [width].
 
         The accumulator is clamped to [lower, upper] before the bias is added, so that the sum is within
@@ -66,16 +64,77 @@ class PolynomialPlan(Plan):
         upper = np.clip(limit - addend, _INT32.min, _INT32.max)
         return addend.astype(np.int32), lower.astype(np.int32), upper.astype(np.int32)
 
-    def _arrays(self, width: int) -> dict[str, NDArray[Any]]:
-        return {name: np.broadcast_to(array, (width,)) for name, array in self.integers.channel_arrays().items()}
+    def _channel_arrays(self, channels: int) -> dict[str, NDArray[Any]]:
+        return {name: np.broadcast_to(array, (channels,)) for name, array in self.integers.channel_arrays().items()}
 
-    def _requantize(
+    def _runner(self, channels: int) -> Run:
+        run = self._narrow_runner(channels) if self.lanes == 16 else self._wide_runner(channels)
+        if isinstance(self.input, AccumulatorParams):
+            return run
+        addend = -np.broadcast_to(np.asarray(self.input.zero_point, dtype=np.int32), (channels,))
+
+        def run_codes(bias: Bias, source: NDArray[Any], target: NDArray[Any]) -> None:
+            run(addend, source.astype(np.int32), target)
+
+        return run_codes
+
+    def _narrow_runner(self, channels: int) -> Run:
+        from qgelu.kernels.narrow_blocks import pack_blocks
+        from qgelu.kernels.narrow_vector import lane_order
+        from qgelu.kernels.registry import selected
+
+        implementation = selected("narrow")
+        order = lane_order(implementation.path)
+        packed = pack_blocks(self._channel_arrays(channels), self.integers.coefficients, order)
+        requantize = implementation.function()
+        width, no_bias = packed.width, np.zeros(packed.width, np.int32)
+        arguments = (
+            packed.limit,
+            packed.left_shift,
+            packed.blocks,
+            packed.coefficients,
+            packed.general,
+            packed.saturated,
+            narrow.V_LIMIT,
+            self.output.qmax - self.output.qmin,
+            self.output.qmin,
+        )
+
+        def run(bias: Bias, source: NDArray[Any], target: NDArray[Any]) -> None:
+            if bias is None:
+                bias = no_bias
+            elif bias.size != width:
+                bias = np.tile(bias, width // bias.size)
+            requantize(source, target, bias, *arguments)
+
+        return run
+
+    def _wide_runner(self, channels: int) -> Run:
+        arrays = self._channel_arrays(channels)
+
+        def run(bias: Bias, source: NDArray[Any], target: NDArray[Any]) -> None:
+            clamped_bias = self.clamped_bias(channels, bias)
+            self._plain(source.reshape(-1, channels), clamped_bias, arrays, target.reshape(-1, channels))
+
+        return run
+
+    def run_values(self, values: NDArray[np.int64], channel: int) -> NDArray[np.int64]:
+        """Return the codes of accumulators plus bias (or codes less zero point) in one channel."""
+        one = slice(channel, channel + 1)
+        arrays = {name: array[one] for name, array in self.integers.channel_arrays().items()}
+        limit = self.integers.limit[one]
+        target = np.empty((values.size, 1), self.output.dtype)
+        self._plain(values.astype(np.int32).reshape(-1, 1), (np.zeros(1, np.int32), -limit, limit), arrays, target)
+        return np.asarray(target[:, 0], dtype=np.int64)
+
+    def _plain(
         self,
         source: NDArray[np.int32],
         clamped_bias: tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]],
         arrays: dict[str, NDArray[Any]],
         target: NDArray[Any],
     ) -> None:
+        """Run the plain loop over rows [n, C]."""
         from qgelu.kernels import narrow as narrow_kernel
         from qgelu.kernels import wide as wide_kernel
 
@@ -89,27 +148,6 @@ class PolynomialPlan(Plan):
             self.output.qmin,
             target,
         )
-
-    def _kernel(self, width: int, bias: NDArray[np.int32] | None) -> Any:
-        clamped_bias, arrays = self.clamped_bias(width, bias), self._arrays(width)
-
-        def run(source: NDArray[Any], target: NDArray[Any]) -> None:
-            self._requantize(source.astype(np.int32, copy=False), clamped_bias, arrays, target)
-
-        return run
-
-    def run_values(self, values: NDArray[np.int64], channel: int) -> NDArray[np.int64]:
-        """Return the codes of accumulators plus bias (or codes less zero point) in one channel."""
-        arrays = {
-            name: np.broadcast_to(array[channel], values.shape)
-            for name, array in self.integers.channel_arrays().items()
-        }
-        limit = np.broadcast_to(self.integers.limit[channel], values.shape)
-        bias = np.zeros(values.shape, np.int32)
-        target = np.empty((1, values.size), self.output.dtype)
-        source = values.astype(np.int32).reshape(1, -1)
-        self._requantize(source, (bias, -limit, limit), arrays, target)
-        return np.asarray(target[0], dtype=np.int64)
 
     def parameters(self) -> dict[str, Any]:
         """Return every per-channel array, and the tail, as lists and numbers."""

@@ -10,7 +10,7 @@ from qgelu.activations import Activation
 from qgelu.certificate import Certificate, enumerate_inputs
 from qgelu.correct_rounding import nearest
 from qgelu.errors import QGeluError
-from qgelu.plan import Plan
+from qgelu.plan import Bias, Plan, Run
 from qgelu.qparams import QParams
 
 
@@ -28,12 +28,15 @@ class TablePlan(Plan):
 
     table: NDArray[Any]
 
-    def _kernel(self, width: int, bias: NDArray[np.int32] | None) -> Any:
-        from qgelu.kernels.table import lookup
+    def _runner(self, channels: int) -> Run:
+        from qgelu.kernels.registry import selected
 
-        def run(source: NDArray[Any], target: NDArray[Any]) -> None:
-            unsigned = source.view(f"u{source.itemsize}")
-            lookup(unsigned.reshape(-1), self.table, target.reshape(-1))
+        bytes_only = self.table.size == 256 and self.table.itemsize == 1
+        lookup = selected("table_8" if bytes_only else "table_16").function()
+        table, unsigned = self.table, np.uint8 if self.input_dtype.itemsize == 1 else np.uint16
+
+        def run(bias: Bias, source: NDArray[Any], target: NDArray[Any]) -> None:
+            lookup(source.view(unsigned), table, target)
 
         return run
 

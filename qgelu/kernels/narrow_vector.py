@@ -1,0 +1,156 @@
+"""int32 accumulators to codes of up to 8 bits, many lanes at a time: the paths of the narrow kernel."""
+
+from typing import Any, Final
+
+import numba
+import numpy as np
+from numba.core import types
+from numba.extending import intrinsic
+
+from qgelu.kernels.narrow_ir import NUMBERS, Avx2, Avx512, Dialect, Portable, block_channels, emit
+from qgelu.kernels.options import JIT
+from qgelu.kernels.vector_ir import POINTER
+from qgelu.kernels.version import VERSION
+
+DIALECTS: Final[dict[str, type[Dialect]]] = {"portable": Portable, "avx2": Avx2, "avx512": Avx512}
+_NAMES: Final = tuple(DIALECTS)
+INT32_MINIMUM: Final = -(1 << 31)
+INT32_MAXIMUM: Final = (1 << 31) - 1
+
+
+def lane_order(path: str) -> list[int]:
+    """Return the channel, within a block, of each 16-bit lane of a path's kernel."""
+    return DIALECTS[path].half_order()
+
+
+def _typed_run(
+    typing_context: Any,
+    version: Any,
+    path: Any,
+    general: Any,
+    accumulator: Any,
+    bias: Any,
+    lower: Any,
+    upper: Any,
+    left_shift: Any,
+    blocks: Any,
+    coefficients: Any,
+    out: Any,
+    numbers: Any,
+) -> Any:
+    """Run the kernel of one dialect, by ``general`` either form of it: qgelu.kernels.narrow_ir.emit."""
+    arrays = (accumulator, bias, lower, upper, left_shift, blocks, coefficients, out)
+    signature = types.void(version, path, types.boolean, *arrays, numbers)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointers = [
+            builder.bitcast(context.make_array(kind)(context, builder, value).data, POINTER)
+            for kind, value in zip(signature.args[3:-1], arguments[3:-1], strict=True)
+        ]
+        numbers = [builder.extract_value(arguments[-1], k) for k in range(len(NUMBERS))]
+        label = _NAMES[path.literal_value]
+        simple, clamped = (
+            builder.module.globals.get(name) or emit(builder.module, name, DIALECTS[label], is_general)
+            for name, is_general in ((f"qgelu_narrow_{label}", False), (f"qgelu_narrow_{label}_general", True))
+        )
+        with builder.if_else(arguments[2]) as (then, otherwise):
+            with then:
+                builder.call(clamped, [*pointers, *numbers])
+            with otherwise:
+                builder.call(simple, [*pointers, *numbers])
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+_run: Any = intrinsic(prefer_literal=True)(_typed_run)
+
+
+def _make(path: int, version: int) -> Any:
+    block = block_channels(DIALECTS[_NAMES[path]])
+
+    @numba.njit(**JIT)
+    def requantize(
+        accumulator: Any,
+        out: Any,
+        bias: Any,
+        limit: Any,
+        left_shift: Any,
+        blocks: Any,
+        coefficients: Any,
+        general: bool,
+        saturated: int,
+        largest_sum: int,
+        code_range: int,
+        code_minimum: int,
+    ) -> None:
+        """Write the codes of int32 accumulators.
+
+        Parameters
+        ----------
+        accumulator : int32 array of shape [n], contiguous
+            Rows of channels; the last row of ``width`` may be cut short.
+        out : (u)int8 array of shape [n], contiguous
+            Shares no memory with any other argument.
+        bias : int32 array of shape [width], contiguous
+        limit, left_shift, blocks, coefficients, general, saturated
+            As :class:`qgelu.kernels.narrow_blocks.NarrowBlocks` has them.
+        largest_sum : int
+            What |accumulator + bias| must not exceed.
+        code_range, code_minimum : int
+            Largest code minus smallest code, and the smallest code.
+        """
+        width = bias.size
+        largest = np.int64(0)
+        for k in range(width):
+            largest = max(largest, abs(np.int64(bias[k])))
+        # One bound for all channels: no sum overflows, and whatever it clamps has saturated.
+        bound = largest_sum - largest
+        clamped = general or bound < saturated + largest
+        lower = np.empty(width if clamped else 0, np.int32)
+        upper = np.empty_like(lower)
+        for k in range(lower.size):
+            lower[k] = min(max(-np.int64(limit[k]) - bias[k], INT32_MINIMUM), INT32_MAXIMUM)
+            upper[k] = min(max(np.int64(limit[k]) - bias[k], INT32_MINIMUM), INT32_MAXIMUM)
+        rows = accumulator.size // width
+        if rows > 0:
+            numbers = (
+                bound, rows, width, (width + block - 1) // block, width - block, blocks.shape[0] - 1,
+                code_range, code_minimum,
+            )  # fmt: skip
+            _run(
+                version, path, clamped, accumulator, bias, lower, upper, left_shift, blocks, coefficients, out, numbers
+            )  # fmt: skip
+        done = rows * width
+        count = (accumulator.size - done) // block
+        if count > 0:
+            numbers = (bound, 1, width, count, (count - 1) * block, count - 1, code_range, code_minimum)
+            _run(
+                version, path, clamped, accumulator[done:], bias, lower, upper, left_shift, blocks, coefficients,
+                out[done:], numbers,
+            )  # fmt: skip
+        first = count * block
+        done += first
+        rest = accumulator.size - done
+        if rest > 0:
+            # Less than a block: work on copies.
+            words = np.zeros((5, block), np.int32)
+            codes = np.empty(block, out.dtype)
+            words[0, :rest] = accumulator[done:]
+            words[1, :rest] = bias[first : first + rest]
+            words[2, :rest] = left_shift[first : first + rest]
+            if clamped:
+                words[3, :rest] = lower[first : first + rest]
+                words[4, :rest] = upper[first : first + rest]
+            numbers = (bound, 1, block, 1, 0, 0, code_range, code_minimum)
+            _run(
+                version, path, clamped, words[0], words[1], words[3], words[4], words[2], blocks[count:], coefficients,
+                codes, numbers,
+            )  # fmt: skip
+            out[done:] = codes[:rest]
+
+    return requantize
+
+
+REQUANTIZE: Final = {name: _make(number, VERSION) for number, name in enumerate(_NAMES)}
+"""The kernel by path."""
