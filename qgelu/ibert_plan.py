@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from qgelu.activations import Activation
 from qgelu.certificate import Certificate, Intermediate, enumerate_inputs
 from qgelu.errors import QGeluError
-from qgelu.plan import Bias, Plan, Run
+from qgelu.plan import Bias, Kernel, Plan
 from qgelu.qparams import AccumulatorParams, QParams
 
 A: Final = -0.2888
@@ -61,7 +61,8 @@ class IBertPlan(Plan):
 
     integers: IBertParameters
 
-    def _runner(self, channels: int) -> Run:
+    def kernel(self, channels: int = 1) -> Kernel:
+        """Return a function of bias, flat source and flat target."""
         zero = self.input.zero_point if isinstance(self.input, QParams) else 0
 
         def run(bias: Bias, source: NDArray[Any], target: NDArray[Any]) -> None:

@@ -16,13 +16,14 @@ from qgelu.kernels.workers import run_pieces
 from qgelu.qparams import AccumulatorParams, QParams
 
 Bias = NDArray[np.int32] | None
-Run = Callable[[Bias, NDArray[Any], NDArray[Any]], None]
-"""Runs a kernel: bias of shape [C] (or [1], or none), flat source and flat target of whole rows of C."""
+Kernel = Callable[[Bias, NDArray[Any], NDArray[Any]], None]
+"""Takes a bias of shape [C] (or [1], or None), a flat source and a flat target of whole rows of C."""
 
 _MIN_BYTES_PER_THREAD: Final = 1 << 18
 """Below this a second thread costs more than it saves."""
 
 _INT32 = np.iinfo(np.int32)
+_INT32_TYPE: Final = np.dtype(np.int32)
 
 
 def _as_array(value: ArrayLike, what: str) -> NDArray[Any]:
@@ -159,7 +160,7 @@ class Plan(ABC):
                 bias is None
                 or (
                     type(bias) is np.ndarray
-                    and bias.dtype == np.int32
+                    and bias.dtype == _INT32_TYPE
                     and bias.flags.c_contiguous
                     and bias.ndim == 1
                     and bias.shape == codes.shape[-1:]
@@ -173,16 +174,16 @@ class Plan(ABC):
         return self.output.dtype
 
     @cached_property
-    def _runs(self) -> dict[int, Run]:
-        """What runs the kernel, by number of channels; filled as it is needed."""
+    def _kernels(self) -> dict[int, Kernel]:
+        """Kernels by number of channels; filled as they are needed."""
         return {}
 
     def _run_flat(self, bias: Bias, source: NDArray[Any], target: NDArray[Any]) -> None:
         channels = self.channels or (1 if bias is None else bias.size)
-        run = self._runs.get(channels)
-        if run is None:
-            run = self._runs[channels] = self._runner(channels)
-        run(bias, source, target)
+        kernel = self._kernels.get(channels)
+        if kernel is None:
+            kernel = self._kernels[channels] = self.kernel(channels)
+        kernel(bias, source, target)
 
     def _run_all(self, source: NDArray[Any], bias: Bias, target: NDArray[Any], threads: int) -> None:
         if source.size == 0:
@@ -201,8 +202,13 @@ class Plan(ABC):
         )
 
     @abstractmethod
-    def _runner(self, channels: int) -> Run:
-        """Return a function that runs the kernel on rows of so many channels."""
+    def kernel(self, channels: int = 1) -> Kernel:
+        """Return what runs this plan, with nothing checked, on rows of so many channels.
+
+        It is called with a bias (or None), a flat contiguous source and a flat contiguous target. Tables, and
+        polynomials from accumulators, return a :class:`qgelu.kernels.binding.BoundKernel`: its ``function`` and
+        ``arguments`` can be called from other code that Numba compiles.
+        """
 
     @abstractmethod
     def parameters(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from qgelu.activations import Activation
 from qgelu.certificate import ENUMERATION_LIMIT, Certificate, enumerate_inputs
 from qgelu.errors import QGeluError
 from qgelu.narrow import NarrowParameters
-from qgelu.plan import Bias, Plan, Run
+from qgelu.plan import Bias, Kernel, Plan
 from qgelu.polynomial import Lanes, TailPolynomial, family_of, family_slope, tail_polynomial
 from qgelu.qparams import AccumulatorParams, QParams
 from qgelu.wide import WideParameters
@@ -67,50 +67,27 @@ class PolynomialPlan(Plan):
     def _channel_arrays(self, channels: int) -> dict[str, NDArray[Any]]:
         return {name: np.broadcast_to(array, (channels,)) for name, array in self.integers.channel_arrays().items()}
 
-    def _runner(self, channels: int) -> Run:
-        run = self._narrow_runner(channels) if self.lanes == 16 else self._wide_runner(channels)
+    def kernel(self, channels: int = 1) -> Kernel:
+        """Return what runs this plan: a :class:`qgelu.kernels.binding.BoundKernel` for accumulators."""
+        bound = self._bound(channels)
         if isinstance(self.input, AccumulatorParams):
-            return run
+            return bound
         addend = -np.broadcast_to(np.asarray(self.input.zero_point, dtype=np.int32), (channels,))
 
         def run_codes(bias: Bias, source: NDArray[Any], target: NDArray[Any]) -> None:
-            run(addend, source.astype(np.int32), target)
+            bound(addend, source.astype(np.int32), target)
 
         return run_codes
 
-    def _narrow_runner(self, channels: int) -> Run:
-        from qgelu.kernels.narrow_blocks import pack_blocks
-        from qgelu.kernels.narrow_vector import lane_order
+    def _bound(self, channels: int) -> Kernel:
+        from qgelu.kernels.binding import BoundNarrow
         from qgelu.kernels.registry import selected
 
-        implementation = selected("narrow")
-        order = lane_order(implementation.path)
-        packed = pack_blocks(self._channel_arrays(channels), self.integers.coefficients, order)
-        requantize = implementation.function()
-        width, no_bias = packed.width, np.zeros(packed.width, np.int32)
-        arguments = (
-            packed.limit,
-            packed.left_shift,
-            packed.blocks,
-            packed.coefficients,
-            packed.general,
-            packed.saturated,
-            narrow.V_LIMIT,
-            self.output.qmax - self.output.qmin,
-            self.output.qmin,
-        )
-
-        def run(bias: Bias, source: NDArray[Any], target: NDArray[Any]) -> None:
-            if bias is None:
-                bias = no_bias
-            elif bias.size != width:
-                bias = np.tile(bias, width // bias.size)
-            requantize(source, target, bias, *arguments)
-
-        return run
-
-    def _wide_runner(self, channels: int) -> Run:
         arrays = self._channel_arrays(channels)
+        code_range = self.output.qmax - self.output.qmin
+        if self.lanes == 16:
+            coefficients = self.integers.coefficients
+            return BoundNarrow(selected("narrow"), arrays, coefficients, narrow.V_LIMIT, code_range, self.output.qmin)
 
         def run(bias: Bias, source: NDArray[Any], target: NDArray[Any]) -> None:
             clamped_bias = self.clamped_bias(channels, bias)

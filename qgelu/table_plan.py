@@ -10,7 +10,7 @@ from qgelu.activations import Activation
 from qgelu.certificate import Certificate, enumerate_inputs
 from qgelu.correct_rounding import nearest
 from qgelu.errors import QGeluError
-from qgelu.plan import Bias, Plan, Run
+from qgelu.plan import Kernel, Plan
 from qgelu.qparams import QParams
 
 
@@ -28,17 +28,13 @@ class TablePlan(Plan):
 
     table: NDArray[Any]
 
-    def _runner(self, channels: int) -> Run:
+    def kernel(self, channels: int = 1) -> Kernel:
+        """Return the lookup, a :class:`qgelu.kernels.binding.BoundTable`."""
+        from qgelu.kernels.binding import BoundTable
         from qgelu.kernels.registry import selected
 
         bytes_only = self.table.size == 256 and self.table.itemsize == 1
-        lookup = selected("table_8" if bytes_only else "table_16").function()
-        table, unsigned = self.table, np.uint8 if self.input_dtype.itemsize == 1 else np.uint16
-
-        def run(bias: Bias, source: NDArray[Any], target: NDArray[Any]) -> None:
-            lookup(source.view(unsigned), table, target)
-
-        return run
+        return BoundTable(selected("table_8" if bytes_only else "table_16"), self.table)
 
     def parameters(self) -> dict[str, Any]:
         """Return ``{"table": [...]}``."""

@@ -41,16 +41,16 @@ def _make(path: int, version: int) -> Any:
     lanes = KINDS[_NAMES[path]].lanes
 
     @numba.njit(**JIT)
-    def lookup(codes: Any, table: Any, out: Any) -> None:
+    def lookup(codes: Any, out: Any, table: Any) -> None:
         """Write ``out[i] = table[codes[i]]``.
 
         Parameters
         ----------
         codes : uint8 array of shape [n], contiguous
             Bit patterns of the input codes.
-        table : (u)int8 array of shape [256], contiguous
         out : array of shape [n], contiguous
             Same dtype as ``table``; may be ``codes``.
+        table : (u)int8 array of shape [256], contiguous
         """
         if codes.size >= lanes:
             _run(version, path, codes, table, out, codes.size)

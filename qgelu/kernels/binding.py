@@ -1,0 +1,118 @@
+"""Kernels bound to parameters: one calling convention for all of them.
+
+A bound kernel is called with a bias, a flat source and a flat target. ``function(source, target, *arguments(bias))`` is
+the same call for code that Numba compiles, single- or multi-threaded.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qgelu.kernels.narrow_blocks import pack_blocks
+from qgelu.kernels.registry import Implementation
+
+Bias = NDArray[np.int32] | None
+
+
+class BoundKernel(ABC):
+    """A Numba function with everything but source, target and bias.
+
+    Attributes
+    ----------
+    function : Numba dispatcher
+    """
+
+    def __init__(self, implementation: Implementation) -> None:
+        self.function = implementation.function()
+
+    @abstractmethod
+    def arguments(self, bias: Bias = None) -> tuple[Any, ...]:
+        """Return what follows source and target.
+
+        Parameters
+        ----------
+        bias : int32 array of shape [channels], contiguous, optional
+        """
+
+    def __call__(self, bias: Bias, source: NDArray[Any], target: NDArray[Any]) -> None:
+        """Run on contiguous arrays of shape [n], n a multiple of the channels."""
+        self.function(source, target, *self.arguments(bias))
+
+
+class BoundTable(BoundKernel):
+    """A table lookup; the source's codes are read as bit patterns.
+
+    Parameters
+    ----------
+    implementation : of ``table_8`` or ``table_16``
+    table : array of shape [256] or [65536]
+    """
+
+    def __init__(self, implementation: Implementation, table: NDArray[Any]) -> None:
+        super().__init__(implementation)
+        self._arguments = (table,)
+        self._unsigned = np.dtype(np.uint8 if table.size == 256 else np.uint16)
+
+    def arguments(self, bias: Bias = None) -> tuple[Any, ...]:
+        """Return the table."""
+        return self._arguments
+
+    def __call__(self, bias: Bias, source: NDArray[Any], target: NDArray[Any]) -> None:
+        """Run on codes of either sign."""
+        if source.dtype != self._unsigned:
+            source = source.view(self._unsigned)
+        self.function(source, target, *self._arguments)
+
+
+class BoundNarrow(BoundKernel):
+    """int32 accumulators to codes of up to 8 bits.
+
+    Parameters
+    ----------
+    implementation : of ``narrow``
+    channel_arrays : mapping of str to int32 array of shape [channels]
+        As :class:`qgelu.narrow.NarrowParameters` names them.
+    coefficients : int32 array of shape [16, 4]
+    largest_sum : int
+        What |accumulator + bias| is clamped to where it would overflow.
+    code_range, code_minimum : int
+        Largest code minus smallest code, and the smallest code.
+    """
+
+    def __init__(
+        self,
+        implementation: Implementation,
+        channel_arrays: Mapping[str, NDArray[np.int32]],
+        coefficients: NDArray[np.int32],
+        largest_sum: int,
+        code_range: int,
+        code_minimum: int,
+    ) -> None:
+        from qgelu.kernels.narrow_vector import lane_order
+
+        super().__init__(implementation)
+        packed = pack_blocks(channel_arrays, coefficients, lane_order(implementation.path))
+        self._width = packed.width
+        self._no_bias = np.zeros(packed.width, np.int32)
+        self._arguments = (
+            packed.limit,
+            packed.left_shift,
+            packed.blocks,
+            packed.coefficients,
+            packed.general,
+            packed.saturated,
+            largest_sum,
+            code_range,
+            code_minimum,
+        )
+
+    def arguments(self, bias: Bias = None) -> tuple[Any, ...]:
+        """Return the bias, repeated to the kernel's width, and the packed parameters."""
+        if bias is None:
+            bias = self._no_bias
+        elif bias.size != self._width:
+            bias = np.tile(bias, self._width // bias.size)
+        return (bias, *self._arguments)
