@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from qgelu.activations import Activation, derivative, sigmoid_slope, tail
+from qgelu.activations import Activation, derivative, dip, sigmoid_slope, tail
 from qgelu.tail_coefficients import COEFFICIENTS
 
 Family = Literal["gelu", "gelu_tanh", "sigmoid"]
@@ -180,8 +180,8 @@ def prove(polynomial: TailPolynomial) -> TailProof:
         nearby[:-shift] = np.maximum(nearby[:-shift], slope[shift:])
     nearby[:_FLOOR_UNITS] = np.maximum(nearby[:_FLOOR_UNITS], 0.5)  # |g'(0)| = 1/2, the supremum there
     growing = form.growth * np.arange(count) / count
-    # Past the cut-off u stays at its last value while g falls from g(T) to 0.
-    edge = float(tail(argument[-1] - 2 * _FLOOR_UNITS * polynomial.step, activation))
+    # Past the cut-off u stays at its last value while g falls to 0 from g(T), or from its peak if that is further.
+    edge = float(tail(max(argument[-1] - 2 * _FLOOR_UNITS * polynomial.step, -dip(activation).x), activation))
     last = float(values[-1]) / polynomial.gain
     beyond = max(last, abs(edge - last))
     at = [max(float(np.max(nearby * (distance + growing) * polynomial.step + error)), beyond) for distance in DISTANCES]

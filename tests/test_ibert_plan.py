@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 from oracle import ibert_code, ibert_value
@@ -29,6 +31,15 @@ def test_codes_are_those_of_the_published_arithmetic(scale, output):
     products = [ibert_value(int(v), scale) for v in values]
     real = np.clip([q * s / output.scale + output.zero_point for q, s in products], output.qmin, output.qmax)
     assert np.abs(plan(values.astype(np.int32)) - real).max() <= 0.5 + 1e-3
+
+
+@pytest.mark.parametrize("scale", [0.1, 0.031, 0.02, 7e-3, 1e-3, 3.3e-4])
+def test_integers_are_the_published_floors(scale):
+    integers = make_plan(AccumulatorParams(scale), QParams(0.05, 10), method="ibert").integers
+    erf_scale = scale / 1.4142
+    assert -integers.erf_clip == math.floor(-1.769 / erf_scale)
+    assert integers.erf_constant == math.floor(1 / -0.2888 / erf_scale**2)
+    assert integers.one == math.floor(1 / (erf_scale**2 * -0.2888 * 2**14))
 
 
 def test_from_codes_too():
@@ -94,12 +105,15 @@ def test_certificate_is_the_truth(scale, output):
 
 
 def test_bias_is_added_without_overflow():
-    plan = make_plan(AccumulatorParams(0.01), QParams(0.02, 10), method="ibert")
-    source = np.array([-(2**31), 2**31 - 1, 0, 100], np.int32)
-    for bias in (-(2**31), 2**31 - 1, 5):
-        expected = [ibert_code(plan, int(a) + bias) for a in source]
-        assert plan(source, bias=bias).tolist() == expected
-        assert plan(source, bias=np.full(4, bias, np.int64)).tolist() == expected
+    rng = np.random.default_rng(32)
+    ends = [-(2**31), 2**31 - 1, 0, 100]
+    source = np.concatenate([ends, rng.integers(-(2**31), 2**31, 300)]).astype(np.int32)
+    for scale in (0.01, 1e-3, 2e-4):
+        plan = make_plan(AccumulatorParams(scale), QParams(0.02, 10), method="ibert")
+        for bias in (-(2**31), 2**31 - 1, 5):
+            expected = [ibert_code(plan, int(a) + bias) for a in source]
+            assert plan(source, bias=bias).tolist() == expected
+            assert plan(source, bias=np.full(source.size, bias, np.int64)).tolist() == expected
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,7 @@ DAMAGED = [
     ("table", ("input", "scale"), {}),
     ("table", ("input", "bits"), 17),
     ("table", ("input", "bits"), 12),
+    ("table", ("output",), {"scale": 0.02, "zero_point": 0, "bits": 3, "signed": False}),
     ("table", ("input", "signed"), "false"),
     ("table", ("input", "zero_point"), 0.5),
     ("table", ("input", "colour"), "red"),

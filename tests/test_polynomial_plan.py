@@ -1,3 +1,6 @@
+import dataclasses
+import itertools
+
 import numpy as np
 import pytest
 from executors import EXECUTORS
@@ -7,6 +10,7 @@ from random_plans import INT32, hard_sums, log_uniform, random_accumulators, ran
 from qgelu import AccumulatorParams, QGeluError, QParams, make_plan
 from qgelu.activations import evaluate
 from qgelu.polynomial import DISTANCES, tail_error, tail_polynomial
+from qgelu.polynomial_plan import polynomial_plan_from_parameters
 
 FLOAT64_SLACK = 1e-9
 """LSB: what float64 may get wrong in a real answer (test_activations.py holds it to arbitrary precision)."""
@@ -343,6 +347,48 @@ def test_multipliers_just_below_the_next_power_of_two(activation):
             by_linear = 0.0021 / 128.0 * (2.0 - below) * 2.0**-exponent
             plan = make_plan(AccumulatorParams(by_linear), QParams(0.0021, 9), activation)
             attack(plan, rng)
+
+
+def test_a_bound_that_is_nearly_reached():
+    """Without its part for the argument's rounding (0.013 LSB here) the bound would be broken."""
+    plan = make_plan(AccumulatorParams(3.464142421684768e-06), QParams(0.0025, 60))
+    assert plan.certificate.proof == "bounded"
+    limit = int(plan.integers.limit[0])
+    sums = np.arange(-limit, limit + 1)
+    error = np.abs(plan(sums.astype(np.int32)) - real_answers(plan, sums, 0)).max()
+    assert plan.certificate.max_error_lsb - 0.011 < error <= plan.certificate.max_error_lsb
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("bits", [8, 16])
+def test_bounds_hold_for_integers_that_are_a_little_off(activation, bits):
+    """The bound is of the integers that the plan has, not of those that it should have."""
+    rng = np.random.default_rng(33)
+    output = QParams(0.003 if bits == 8 else 3e-5, 100, bits, False)
+    plan = make_plan(AccumulatorParams(2.7e-6), output, activation)
+    fields = ("linear_multiplier", "argument_multiplier", "tail_multiplier")
+    made = 0
+    for field, delta in itertools.product(fields, (-3000, -60, -10, -4, 4, 10, 60, 3000)):
+        if bits == 16:
+            delta *= 100  # noqa: PLW2901
+        changed = dataclasses.replace(plan.integers, **{field: getattr(plan.integers, field) + np.int32(delta)})
+        try:
+            other = polynomial_plan_from_parameters(plan.input, output, activation, plan.alpha, changed, plan.tail)
+        except QGeluError:
+            continue
+        made += 1
+        assert other.certificate.max_error_lsb > plan.certificate.max_error_lsb - 0.01
+        attack(other, rng)
+    assert made >= 6
+
+
+def test_a_scale_that_16_bit_lanes_refuse_goes_to_the_wide_arithmetic():
+    """The argument's shift is so much larger than the linear one that the clamp leaves 32 bits."""
+    rng = np.random.default_rng(34)
+    for input_scale in (1e-3, 0.01, 0.1):
+        plan = make_plan(AccumulatorParams(input_scale), QParams(1000.0, 3))
+        assert plan.lanes == 32
+        attack(plan, rng)
 
 
 def test_channel_counts_must_match():

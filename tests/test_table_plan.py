@@ -1,3 +1,4 @@
+import math
 import time
 
 import numpy as np
@@ -96,6 +97,24 @@ def test_ties_of_the_linear_part_round_down(activation, input_scale, output_scal
             codes = np.concatenate([np.arange(0, 65536, 997), np.arange(3990, 4010), np.arange(65500, 65536)])
             expected = rounded_codes(codes - 4000, input_scale, plan.output, activation, alpha)
             assert np.array_equal(plan(codes.astype(np.uint16)), expected)
+
+
+@pytest.mark.parametrize("k", [21, 51, 101, 151, 251])
+def test_near_ties_that_the_tail_makes_of_a_tie(k):
+    """x / s_y is a tie and g(x) / s_y is 1 to the last bit: f(x) / s_y is next to another tie, on either side."""
+    low, high = 0.0, 6.0  # g(x) = x Phi(-x) = s_y = 2 x / k where Phi(-x) = 2 / k
+    for _ in range(100):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if math.erfc(middle / math.sqrt(2)) / 2 > 2.0 / k else (low, middle)
+    seen = set()
+    for step in range(-6, 7):
+        input_scale = float(low / k * (1 + step * 2.0**-52))
+        output = QParams(2.0 * input_scale)
+        expected = rounded_codes([k], input_scale, output, "gelu", 1.702)
+        plan = make_plan(QParams(input_scale), output)
+        assert plan(np.array([k], np.uint8)) == expected
+        seen.add(int(expected[0]))
+    assert seen == {(k - 1) // 2 - 1, (k - 1) // 2}
 
 
 def test_tables_of_16_bits_with_ties_everywhere_are_quick():

@@ -10,7 +10,7 @@ from oracle import tail_ball
 from qgelu.activations import tail
 from qgelu.kernels import narrow as narrow_kernel
 from qgelu.kernels import wide as wide_kernel
-from qgelu.polynomial import DISTANCES, FORMATS, family_of, family_slope, tail_error, tail_polynomial
+from qgelu.polynomial import DISTANCES, FORMATS, TailPolynomial, family_of, family_slope, tail_error, tail_polynomial
 from qgelu.tail_coefficients import COEFFICIENTS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -79,6 +79,14 @@ def test_kernels_compute_the_same_tail(key):
         assert tail_value(np.int64(u), polynomial.coefficients) == polynomial.proof.values[u]
 
 
+@pytest.mark.parametrize(("kernel", "lanes"), [(narrow_kernel, 16), (wide_kernel, 32)])
+def test_kernels_force_the_tail_not_to_be_negative(kernel, lanes):
+    coefficients = np.zeros((1 << FORMATS[lanes].segment_bits, 4), np.int32)
+    coefficients[:, 0] = -5
+    assert kernel.tail_value(np.int64(70), coefficients) == 0
+    assert TailPolynomial("gelu", lanes, 4.5, 1e5, coefficients).proof.values.max() == 0
+
+
 @pytest.mark.parametrize("key", KEYS)
 def test_the_largest_error_is_the_one_that_is_stated(key):
     polynomial = tail_polynomial(*key)
@@ -120,6 +128,14 @@ def test_the_bound_holds_for_arguments_off_their_step(key):
         assert reached <= bound
         assert bound <= 1.5 * reached
         assert tail_error(polynomial, np.array([distance]))[0] == bound
+
+
+@pytest.mark.parametrize("cutoff", [0.3, 0.7, 1.5])
+def test_the_bound_covers_what_a_short_cut_off_leaves_out(cutoff):
+    """g has its peak, 0.17, at 0.75: a cut-off before it must not hide it."""
+    nothing = TailPolynomial("gelu", 16, cutoff, 1e5, np.zeros((16, 4), np.int32))
+    largest = max(float(tail(t, "gelu")) for t in (cutoff, 0.7518) if t >= cutoff)
+    assert min(nothing.proof.error_at) >= largest
 
 
 @pytest.mark.parametrize("key", KEYS)
