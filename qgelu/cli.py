@@ -25,6 +25,7 @@ INTERRUPTED: Final = 130
 BROKEN_PIPE: Final = 141
 """128 + SIGPIPE, as the shell reports a process that a closed pipe ended."""
 
+_LONGEST_DETAIL: Final = 300
 _DEBUG_VARIABLE: Final = "QGELU_DEBUG"
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -227,14 +228,14 @@ def calibrate(
             }
         )
     else:
-        from qgelu.terminal import make_table, number
+        from qgelu.terminal import number, print_table
 
         rows = [
             (name, seen.count, number(seen.minimum), number(seen.maximum), number(seen.root_mean_square))
             for name, seen in found.tensors.items()
         ]
         title = f"{output}: {found.samples} samples"
-        console.print(make_table(title, ["tensor", ">values", ">minimum", ">maximum", ">RMS"], rows))
+        print_table(console, title, ["tensor", ">values", ">minimum", ">maximum", ">RMS"], rows)
 
 
 @cli.command()
@@ -526,7 +527,7 @@ def _failed(error: Exception) -> int:
         return _fail(str(error), BAD_INPUT)
     if isinstance(error, MemoryError):
         return _fail("out of memory: use smaller batches of data", BAD_INPUT)
-    detail = f"{type(error).__name__}: {error}"
+    detail = f"{type(error).__name__}: {' '.join(str(error).split())[:_LONGEST_DETAIL]}"
     return _fail(f"internal: {detail} ({_DEBUG_VARIABLE}=1 shows where)", BAD_INPUT)
 
 

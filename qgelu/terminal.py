@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
-    from rich.table import Table
 
 _WIDTH_OF_FILES: Final = 160
 """Columns where stderr is not a terminal: nothing is cut off."""
@@ -89,20 +88,20 @@ class StageProgress:
             self._stage = None
 
 
-def make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> "Table":
-    """Return a table, without a title if that is empty; columns whose name starts with ">" are aligned to the right."""
+def print_table(console: "Console", title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Show a table; columns whose name starts with ">" are aligned to the right."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    heading = Text(title, style="bold") if title else None
-    table = Table(title=heading, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         right = column.startswith(">")
         table.add_column(column.removeprefix(">"), justify="right" if right else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(str(cell)) for cell in row))
-    return table
+    console.print(Text(title, style="bold"))  # not as the table's own title, which wraps at its width
+    console.print(table)
 
 
 def number(value: float | None, digits: int = 4) -> str:

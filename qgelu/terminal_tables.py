@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from qgelu.terminal import decimal, make_table, number, percent
+from qgelu.terminal import decimal, number, percent, print_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,13 +27,12 @@ def print_findings(console: "Console", path: str, opset: int, findings: "Finding
             (site.name, activation_name(site.activation, site.alpha), site.scope, site.reason or "-")
             for site in findings.sites
         ]
-        console.print(title, style="bold", markup=False)
-        console.print(make_table("", ["site", "activation", "scope", "why only the activation"], rows))
+        print_table(console, title, ["site", "activation", "scope", "why only the activation"], rows)
     else:
         console.print(title, markup=False)
     if findings.near_misses:
         rows = [(miss.anchor, miss.reason) for miss in findings.near_misses]
-        console.print(make_table("Near misses, left alone", ["node", "reason"], rows))
+        print_table(console, "Near misses, left alone", ["node", "reason"], rows)
 
 
 def print_quantized_sites(console: "Console", sites: "tuple[QuantizedSite, ...]") -> None:
@@ -51,7 +50,7 @@ def print_quantized_sites(console: "Console", sites: "tuple[QuantizedSite, ...]"
         for site in sites
     ]
     columns = ["site", "activation", "scope", ">bits", "plan", ">proved LSB", "why only the activation"]
-    console.print(make_table("Quantized sites", columns, rows))
+    print_table(console, "Quantized sites", columns, rows)
 
 
 def print_verification(console: "Console", verification: "Verification") -> None:
@@ -79,7 +78,7 @@ def print_verification(console: "Console", verification: "Verification") -> None
         ">worst sample",
         ">top-1 same",
     ]
-    console.print(make_table("End to end, quantized against float", columns, outputs))
+    print_table(console, "End to end, quantized against float", columns, outputs)
     sites = []
     for site in verification.sites:
         check = site.executors
@@ -98,7 +97,7 @@ def print_verification(console: "Console", verification: "Verification") -> None
             )
         )
     columns = ["site", "scope", ">bits", ">LSB at dip / proved", ">minimum / float", ">at x / float", ">equal codes"]
-    console.print(make_table("Sites: near the dip, and executor against executor", columns, sites))
+    print_table(console, "Sites: near the dip, and executor against executor", columns, sites)
     if verification.executors_note:
         console.print(verification.executors_note, markup=False)
     if verification.passed:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from qgelu.reporting.content import Report
 from qgelu.reporting.rows import Table, accuracy_table, baseline_lines, dip_table, headline, site_table
-from qgelu.terminal import make_table
+from qgelu.terminal import print_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def _print_table(console: "Console", table: Table | None) -> None:
     if table is not None and table.rows:
-        console.print(make_table(table.title, table.columns, table.rows))
+        print_table(console, table.title, table.columns, table.rows)
 
 
 def print_report(console: "Console", report: Report) -> None:
