@@ -107,9 +107,7 @@ def equalize(
     # In logarithms: products of powers of very large and very small numbers stay exact enough.
     log_balance = exponent * np.log(radius) - (1.0 - exponent) * np.log(magnitude)
     log_share = np.max(np.log(radius) - log_balance)
-    fitting = radius * (2.0 / last_code) * clip
-    # The maximum undoes the rounding of exp and log: a channel that fits just so must still fit.
-    scale = np.maximum(np.exp(log_share + log_balance) * (2.0 / last_code) * clip, fitting)
+    scale = np.exp(log_share + log_balance) * (2.0 / last_code) * clip
     return ChannelScales(scale, 0.5 * last_code - middle / scale)
 
 

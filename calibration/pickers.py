@@ -3,6 +3,7 @@
 from typing import Final, Literal, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from calibration.entropy import entropy_range
 from calibration.errors import CalibrationError
@@ -107,31 +108,32 @@ def _percentile_range(statistics: TensorStatistics, percentile: float) -> tuple[
     return max(float(low), statistics.minimum), min(float(high), statistics.maximum)
 
 
-def _mse_range(statistics: TensorStatistics, bits: int, signed: bool) -> tuple[float, float]:
-    """Return the range of the least squared error of the values.
+def error_integral(u: NDArray[np.float64], bits: int) -> NDArray[np.float64]:
+    """Return the integral from 0 to u of the squared error of codes 0 to N = 2**bits - 1, in units of a code.
 
-    With values spread evenly within a bin, the error of a bin is an integral with a closed form. In units of
-    the scale, u = x / scale + zero_point - qmin, N = 2**bits - 1, n = clip(round(u), 0, N), r = u - n:
+    With n = clip(round(u), 0, N) and r = u - n:
 
         integral from 0 to u of (t - clip(round(t), 0, N))**2 dt = n / 12 + r**3 / 3           (1)
 
-    (each whole code adds 1/12, the rest is r; outside of [0, N] the error is r itself). It holds for scales
-    below the bin width too, where the error at the middle of a bin would say nothing.
+    since each whole code adds 1/12, and the error is r around a code and outside of [0, N] alike.
+    """
+    nearest = np.clip(np.rint(u), 0.0, float((1 << bits) - 1))
+    rest = u - nearest
+    return np.asarray(nearest / 12.0 + rest * rest * rest / 3.0)
+
+
+def _mse_range(statistics: TensorStatistics, bits: int, signed: bool) -> tuple[float, float]:
+    """Return the range of the least squared error of the values.
+
+    With values spread evenly within a bin, the error of a bin is a difference of :func:`error_integral`. It
+    holds for scales below the bin width too, where the error at the middle of a bin would say nothing.
     """
     histogram = statistics.histogram
-    edges = histogram.edges
-    edges[0] = statistics.minimum
-    if statistics.maximum > edges[-2]:
-        edges[-1] = statistics.maximum
-    density = histogram.counts / np.diff(edges)
-    last_code = float((1 << bits) - 1)
+    edges, density = histogram.edges, histogram.counts / histogram.width
 
     def error(low: float, high: float) -> float:
         params = qparams_from_range(low, high, bits, signed)
-        code = edges / params.scale + float(params.zero_point - params.qmin)
-        nearest = np.clip(np.rint(code), 0.0, last_code)
-        rest = code - nearest
-        integral = nearest / 12.0 + rest * rest * rest / 3.0
+        integral = error_integral(edges / params.scale + float(params.zero_point - params.qmin), bits)
         return float(np.sum(density * np.diff(integral))) * float(params.scale) ** 3
 
     return search_range(error, statistics.minimum, statistics.maximum)
