@@ -228,7 +228,8 @@ def calibrate(
             }
         )
     else:
-        from qgelu.terminal import number, print_table
+        from qgelu.number_text import number
+        from qgelu.terminal import print_table
 
         rows = [
             (name, seen.count, number(seen.minimum), number(seen.maximum), number(seen.root_mean_square))
@@ -337,7 +338,7 @@ def quantize(
             }
         )
     else:
-        from qgelu.terminal import size
+        from qgelu.number_text import size
         from qgelu.terminal_tables import print_quantized_sites
 
         print_quantized_sites(console, result.sites)

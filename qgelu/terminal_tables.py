@@ -2,7 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from qgelu.terminal import decimal, number, percent, print_table
+from qgelu.number_text import decimal, number, percent
+from qgelu.terminal import print_table
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -61,10 +61,11 @@ def run_demo(folder: str | PathLike[str], console: "Console", *, threads: int | 
     from qgelu.graph.model_file import load_model
     from qgelu.graph.sites import find_sites
     from qgelu.graph.types import onnx_version
+    from qgelu.number_text import percent
     from qgelu.pipeline import calibrate, quantize
     from qgelu.reporting import BASELINES, report
     from qgelu.reporting.terminal import print_report
-    from qgelu.terminal import StageProgress, percent
+    from qgelu.terminal import StageProgress
     from qgelu.terminal_tables import print_findings, print_quantized_sites, print_verification
     from qgelu.verification import verify
 
