@@ -261,6 +261,36 @@ def test_narrow_where_the_limit_is_cut(implementation):
         assert np.array_equal(run_guarded(kernel, bias, source, np.uint8), plain_codes(plan, source, bias))
 
 
+@pytest.mark.parametrize("implementation", implementations("narrow"))
+def test_narrow_with_arbitrary_parameters(implementation):
+    """Whatever fits the widths, whether a plan would have it or not: tails below 0, limits below saturation."""
+    rng = np.random.default_rng(13)
+    channels = 100
+    for left_shifts in (1, 12):
+        left = rng.integers(0, left_shifts, channels)
+        arrays = {
+            "limit": rng.integers(1, V_LIMIT >> left, channels),
+            "left_shift": left,
+            "linear_shift": rng.integers(0, 15, channels),
+            "linear_multiplier": rng.integers(0, 32768, channels),
+            "argument_shift": rng.integers(0, 15, channels),
+            "argument_multiplier": rng.integers(0, 32768, channels),
+            "tail_multiplier": rng.integers(0, 65536, channels),
+            "offset": rng.integers(0, 32768, channels),
+        }
+        arrays = {name: array.astype(np.int32) for name, array in arrays.items()}
+        coefficients = rng.integers(-10000, 10000, (16, 4)).astype(np.int32)
+        source = (rng.choice([-1, 1], 50 * channels) * np.exp2(rng.uniform(0, 31, 50 * channels))).astype(np.int32)
+        expected = np.empty((50, channels), np.uint8)
+        limit, *others = arrays.values()
+        zero = np.zeros(channels, np.int32)
+        plain_narrow.requantize(
+            source.reshape(50, channels), zero, -limit, limit, *others, coefficients, 200, 0, expected
+        )
+        kernel = BoundNarrow(implementation, arrays, coefficients, V_LIMIT, 200, 0)
+        assert np.array_equal(run_guarded(kernel, None, source, np.uint8), expected.reshape(-1))
+
+
 def test_few_channels_fill_blocks():
     for block in (16, 32, 64):
         for channels in range(1, 300):
