@@ -83,6 +83,8 @@ def cli(context: click.Context) -> None:
 
     Data is a .npz with one array per model input (first axis: samples), a .npy for a model with one input, a folder
     of such batches, or package.module:function that yields feeds.
+
+    Exit codes: 0 done, 1 a check failed, 2 bad usage or input. QGELU_DEBUG=1 in the environment shows tracebacks.
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
