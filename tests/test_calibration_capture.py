@@ -344,7 +344,7 @@ def test_the_digest_tells_models_apart():
     same.doc_string = "documentation"
     same.metadata_props.add(key="author", value="nobody")
     assert model_digest(same) == digest
-    for change in ("weight", "node", "name", "opset"):
+    for change in ("weight", "node", "name", "opset", "function"):
         other = text_model()
         if change == "weight":
             other.graph.initializer[0].CopyFrom(numpy_helper.from_array(TABLE + 1, "table"))
@@ -352,6 +352,9 @@ def test_the_digest_tells_models_apart():
             other.graph.node[3].op_type = "ReduceMin"
         elif change == "name":
             other.graph.node[1].output[0] = "hh"
+        elif change == "function":
+            node, opset = helper.make_node("Neg", ["a"], ["b"]), helper.make_opsetid("", 17)
+            other.functions.append(helper.make_function("local", "f", ["a"], ["b"], [node], [opset]))
         else:
             other.opset_import[0].version = 18
         assert model_digest(other) != digest
