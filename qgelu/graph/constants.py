@@ -17,6 +17,7 @@ _RESHAPING: Final = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 _ARITHMETIC: Final = frozenset(
     {"Abs", "Add", "Div", "Exp", "Identity", "Log", "Mul", "Neg", "Pow", "Reciprocal", "Sqrt", "Sub", "Sum"}
 )
+_NUMBERS: Final = "biufV"  # ml_dtypes' types (bfloat16, int4, ...) are of kind V
 _VALUE_ATTRIBUTES: Final = ("value", "value_float", "value_floats", "value_int", "value_ints")
 
 # Long chains of constants are not an exporter's work: they are left unresolved.
@@ -70,7 +71,7 @@ class Constants:
             self._depth[output] = 0
         else:
             data = _data_inputs(node)
-            if not data or not all(self.known(name) for name in _needed_inputs(node)):
+            if not data or not all(data) or not all(self.known(name) for name in _needed_inputs(node)):
                 return
             depth = 1 + max(self._depth.get(name, 0) for name in data)
             if depth > _MAX_DEPTH:
@@ -111,7 +112,7 @@ class Constants:
         if not self.known(name) or self.elements(name) != 1:
             return None
         value = self.value(name)
-        if value is None or value.size != 1 or value.dtype.kind in "USO":
+        if value is None or value.size != 1 or value.dtype.kind not in _NUMBERS:
             return None
         return float(value.reshape(-1)[0])
 
@@ -181,7 +182,7 @@ def _literal(node: onnx.NodeProto, value: Any) -> NDArray[Any]:
 
 def _fold(node: onnx.NodeProto, inputs: list[NDArray[Any] | None]) -> NDArray[Any] | None:
     value = inputs[0]
-    if value is None:
+    if value is None or any(each is not None and each.dtype.kind not in _NUMBERS for each in inputs):
         return None
     options = attributes(node)
     name = node.op_type

@@ -95,6 +95,10 @@ def refers_to_function_attribute(node: onnx.NodeProto) -> bool:
     return any(attribute.ref_attr_name for attribute in node.attribute)
 
 
+def _number(node: onnx.NodeProto, name: str, default: float) -> float:
+    return next((a.f for a in node.attribute if a.name == name and a.type == a.FLOAT), default)
+
+
 def is_anchor(node: onnx.NodeProto) -> bool:
     """Say whether the node may be the gate of an activation (see :data:`_STANDARD_ANCHORS`)."""
     if node.domain in STANDARD_DOMAINS:
@@ -123,14 +127,14 @@ def operation(node: onnx.NodeProto) -> Operation | None:
     if name in _VARIADIC and count >= 1:
         return _VARIADIC[name]
     if name == "Cast" and count == 1:
-        return _identity if attributes(node).get("to") in FLOAT_TYPES else None
+        return _identity if any(a.name == "to" and a.i in FLOAT_TYPES for a in node.attribute) else None
     if name == "Clip" and 1 <= count <= 3:
         return _clip(node)
     if name == "Gelu" and count == 1:
-        tanh = attributes(node).get("approximate", b"none") == b"tanh"
+        tanh = any(a.name == "approximate" and a.s == b"tanh" for a in node.attribute)
         return lambda x: evaluate(x, "gelu_tanh" if tanh else "gelu")
     if name == "Swish" and count == 1:
-        return _scaled_sigmoid(float(attributes(node).get("alpha", 1.0)))
+        return _scaled_sigmoid(_number(node, "alpha", 1.0))
     return None
 
 
@@ -142,7 +146,7 @@ def _contrib_operation(node: onnx.NodeProto) -> Operation | None:
     if node.op_type == "FastGelu":
         return lambda x: evaluate(x, "gelu_tanh")
     if node.op_type == "QuickGelu":
-        return _scaled_sigmoid(float(attributes(node).get("alpha", DEFAULT_ALPHA)))
+        return _scaled_sigmoid(_number(node, "alpha", DEFAULT_ALPHA))
     return None
 
 
@@ -151,8 +155,7 @@ def _scaled_sigmoid(alpha: float) -> Operation:
 
 
 def _clip(node: onnx.NodeProto) -> Operation:
-    values = attributes(node)  # bounds were attributes before opset 11
-    lowest, highest = values.get("min", -np.inf), values.get("max", np.inf)
+    lowest, highest = _number(node, "min", -np.inf), _number(node, "max", np.inf)  # attributes before opset 11
 
     def clip(x: Array, low: Array | None = None, high: Array | None = None) -> Array:
         return np.clip(x, lowest if low is None else low, highest if high is None else high)

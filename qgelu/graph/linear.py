@@ -268,7 +268,7 @@ def _real(value: NDArray[Any], name: str) -> NDArray[Any]:
     """Return a constant as float32, or as float64 if it is stored so."""
     if value.dtype == np.float64:
         return value
-    if value.dtype.kind in "USO":
+    if value.dtype.kind in "USOc":
         raise QGeluError(f"tensor {name!r} does not hold numbers: the model is damaged")
     return value.astype(np.float32, copy=False)
 

@@ -15,6 +15,7 @@ from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_m
 
 from qgelu.errors import QGeluError
 from qgelu.graph.names import subgraphs
+from qgelu.graph.wellformed import check_wellformed
 
 # Protobuf's limit is 2 GiB for the whole file; what is not weights needs some of it.
 _LARGEST_WEIGHTS_INSIDE: Final = (2 << 30) - (128 << 20)
@@ -53,6 +54,10 @@ def load_model(path: str | os.PathLike[str]) -> onnx.ModelProto:
             raise QGeluError(f"{file} is larger than 2 GB: export it with external data") from None
         raise QGeluError(f"{file} is not an ONNX model, or is damaged or incomplete") from None
     _check_contents(model, file)
+    try:
+        check_wellformed(model)
+    except QGeluError as error:
+        raise QGeluError(f"{file}: {error}") from None
     _load_external_data(model, file)
     return model
 

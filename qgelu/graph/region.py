@@ -120,7 +120,7 @@ class Regions:
 
     def through(self, anchor: int) -> Iterator[Region]:
         """Yield every region that contains a node, ending there or farther on."""
-        start = self.view.nodes[anchor].output[0]
+        start = next(iter(self.view.nodes[anchor].output), "")
         heap = [(self.view.place(start), start)]
         seen = {start}
         for _ in range(_MAX_NODES):
@@ -147,7 +147,8 @@ class Regions:
                     continue
                 function = self._operation(place)
                 arguments = [values[name] if name in values else self._constant(name) for name in node.input]
-                if function is None:
+                missing = any(name and each is None for name, each in zip(node.input, arguments, strict=True))
+                if function is None or missing:
                     return None
                 result = np.asarray(function(*arguments), dtype=np.float64)
                 if result.shape != grid().shape:
@@ -161,5 +162,5 @@ class Regions:
         scalar = self.view.constants.scalar(name)
         if scalar is not None:
             return np.asarray(scalar)
-        value = self.view.constants.value(name) if self.view.constants.known(name) else None
-        return None if value is None else np.asarray(np.mean(value.astype(np.float64)))
+        value = self.view.constants.value(name) if self._is_vector(name) else None
+        return None if value is None or value.dtype.kind in "USOc" else np.asarray(np.mean(value.astype(np.float64)))

@@ -5,6 +5,7 @@ that contain it and depend on one tensor alone, evaluate them in float64 on a gr
 activations. The largest region that equals one is a site.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from qgelu.graph.near_misses import explain
 from qgelu.graph.region import Region, Regions
 from qgelu.graph.shapes import Shapes
 from qgelu.graph.view import GraphView
+from qgelu.graph.wellformed import check_wellformed
 
 __all__ = ["Ffn", "Findings", "Linear", "NearMiss", "Site", "find_sites"]
 
@@ -46,8 +48,9 @@ def find_sites(model: onnx.ModelProto) -> Findings:
     Raises
     ------
     QGeluError
-        If a constant is damaged or was not loaded, or if nodes depend on each other in a circle.
+        If the model is damaged, or a constant was not loaded.
     """
+    check_wellformed(model)
     functions = LocalFunctions(model)
     shapes = Shapes(model)
     view = GraphView.of_graph(model.graph)
@@ -154,7 +157,8 @@ def _matches(regions: Regions, anchor: int) -> list[_Match]:
 
 
 def _adds_bias(node: onnx.NodeProto) -> bool:
-    return node.domain == CONTRIB_DOMAIN and node.op_type in _BIASED and len(node.input) == 2 and all(node.input)
+    fused = node.domain == CONTRIB_DOMAIN and node.op_type in _BIASED
+    return fused and len(node.input) == 2 and len(node.output) == 1 and all((*node.input, *node.output))
 
 
 def _biased(view: GraphView, place: int) -> _Match | NearMiss:
@@ -217,8 +221,8 @@ class _Namer:
     """Gives every site a unique name that does not depend on the other sites."""
 
     def __init__(self, view: GraphView) -> None:
-        names = [node.name for node in view.nodes]
-        self._unique = {name for name in names if name and names.count(name) == 1}
+        counts = Counter(node.name for node in view.nodes)
+        self._unique = {name for name, count in counts.items() if name and count == 1}
 
     def name(self, node: onnx.NodeProto, output: str) -> str:
         return node.name if node.name in self._unique else output
