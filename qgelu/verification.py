@@ -201,6 +201,9 @@ def verify(
     against executor: each custom op, taken out of the quantized file with its own initializers and function, is
     run on ONNX Runtime and compared bit for bit with the Numba kernel of the plan in the metadata.
 
+    What is around the custom ops (int8 weights, scales of the codes, the final dequantization) is not compared piece
+    by piece: what is wrong there shows in the end-to-end errors, which have no limit of their own.
+
     Parameters
     ----------
     float_model : path or ModelProto
