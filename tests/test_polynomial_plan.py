@@ -39,6 +39,7 @@ def attack(plan, rng, per_kind=40, channel=0):
     codes = run_sums(EXECUTORS["kernel"], plan, sums, channel)
     expected = [plan_code(plan, total, channel) for total in sums]
     assert np.array_equal(codes, expected), (plan.input, plan.output, plan.activation)
+    assert np.array_equal(plan.run_values(sums, channel), expected), (plan.input, plan.output, plan.activation)
     low, high = plan.certificate.admitted
     inside = (sums >= low) & (sums <= high)
     real = real_answers(plan, sums, channel)
