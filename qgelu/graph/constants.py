@@ -144,9 +144,8 @@ class Constants:
         try:
             with np.errstate(all="ignore"):
                 result = _fold(node, inputs)
-        except (IndexError, KeyError, TypeError, ValueError) as error:
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             raise QGeluError(f"constant {name!r} cannot be computed by {node.op_type}: {error}") from error
-        # Broadcasting two constants against each other could take any amount of memory.
         return result
 
 

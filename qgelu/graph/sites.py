@@ -205,7 +205,8 @@ def _rejection(match: _Match, view: GraphView, shapes: Shapes | None) -> str:
     region = match.region
     types = shapes.element_type(region.input), shapes.element_type(region.output)
     if None not in types and types[0] != types[1]:
-        names = [onnx.TensorProto.DataType.Name(kind).lower() for kind in types if kind is not None]
+        known = onnx.TensorProto.DataType
+        names = [known.Name(kind).lower() if kind in known.values() else str(kind) for kind in types]
         return f"{match.activation} from {names[0]} {region.input!r} to {names[1]} {region.output!r}"
     rank = shapes.rank(region.input)
     for place in region.nodes:
