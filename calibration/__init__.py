@@ -7,7 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from calibration.activation_range import pick_activation_input_range
+    from calibration.activation_range import negligible_below, pick_activation_input_range
     from calibration.capturing import TensorRequest, capture
     from calibration.data import BatchSource, open_data
     from calibration.digest import model_digest
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from calibration.histogram import Histogram
     from calibration.inputs import InputSpec, input_specs
     from calibration.observers import TensorObserver, TensorStatistics, observe
+    from calibration.out_of_sample import widen
     from calibration.pickers import pick_range, qparams_from_range
-    from calibration.sampling_margin import widen
     from calibration.store import Calibration
 
 _HOMES = {
@@ -34,12 +34,13 @@ _HOMES = {
     "equalize": "equalization",
     "input_specs": "inputs",
     "model_digest": "digest",
+    "negligible_below": "activation_range",
     "observe": "observers",
     "open_data": "data",
     "pick_activation_input_range": "activation_range",
     "pick_range": "pickers",
     "qparams_from_range": "pickers",
-    "widen": "sampling_margin",
+    "widen": "out_of_sample",
 }
 
 __all__ = [
@@ -56,6 +57,7 @@ __all__ = [
     "equalize",
     "input_specs",
     "model_digest",
+    "negligible_below",
     "observe",
     "open_data",
     "pick_activation_input_range",

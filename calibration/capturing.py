@@ -30,10 +30,13 @@ class TensorRequest:
         The tensor's name.
     per_channel : bool
         Whether to keep the range of each channel of the last axis too.
+    sample_rows : bool
+        Whether to keep some rows along the last axis too; goes with ``per_channel``.
     """
 
     name: str
     per_channel: bool = False
+    sample_rows: bool = False
 
 
 def capture(
@@ -73,9 +76,10 @@ def capture(
         If a tensor cannot be observed, the data does not fit, a batch cannot be run, the mask does not match
         a tensor or leaves nothing, or a tensor holds NaN or infinity. Names the tensor and the batch, from 1.
     """
-    wanted: dict[str, bool] = {}
+    wanted: dict[str, tuple[bool, bool]] = {}
     for request in requests:
-        wanted[request.name] = wanted.get(request.name, False) or request.per_channel
+        per_channel, sample_rows = wanted.get(request.name, (False, False))
+        wanted[request.name] = (per_channel or request.per_channel, sample_rows or request.sample_rows)
     if not wanted:
         raise CalibrationError("no tensor was asked for: there is nothing to observe")
     specs = input_specs(model)
@@ -85,7 +89,10 @@ def capture(
     if mask is not None and mask not in names:
         raise CalibrationError(f"mask {mask!r} is not an input of the model: it takes {', '.join(names)}")
     source = batches if isinstance(batches, BatchSource) else open_data(batches, specs)
-    observers = {name: TensorObserver(per_channel=per_channel) for name, per_channel in wanted.items()}
+    observers = {
+        name: TensorObserver(per_channel=per_channel, sample_rows=sample_rows)
+        for name, (per_channel, sample_rows) in wanted.items()
+    }
     samples = number = 0
     with tempfile.TemporaryDirectory() as folder:
         computed = [name for name in wanted if name not in names]

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from calibration.errors import CalibrationError
 from calibration.fields import take_keys, take_number, take_number_array, take_whole
 from calibration.histogram import Histogram
+from calibration.row_sample import RowSample
 
 _FLOAT32_MAX: Final = float(np.finfo(np.float32).max)
 _CHUNK: Final = 1 << 18
@@ -22,6 +23,7 @@ _KEYS: Final = (
     "histogram",
     "channel_minimum",
     "channel_maximum",
+    "rows",
 )
 
 
@@ -29,7 +31,7 @@ _KEYS: Final = (
 class TensorStatistics:
     """Statistics of the values of one tensor.
 
-    Whatever the split into batches and the order of merges, counts, ranges and the histogram are the same to
+    Whatever the split into batches and the order of merges, counts, ranges, histogram and rows are the same to
     the last bit; the two sums are the same to float64 rounding.
 
     Parameters
@@ -44,6 +46,8 @@ class TensorStatistics:
         All values.
     channel_minimum, channel_maximum : float64 array of shape [C], or None
         Ranges along the last axis, where they were asked for.
+    rows : RowSample or None
+        Some rows along the last axis, where they were asked for.
     """
 
     count: int
@@ -54,6 +58,7 @@ class TensorStatistics:
     histogram: Histogram
     channel_minimum: NDArray[np.float64] | None = None
     channel_maximum: NDArray[np.float64] | None = None
+    rows: RowSample | None = None
 
     def __post_init__(self) -> None:
         for array in (self.channel_minimum, self.channel_maximum):
@@ -90,6 +95,8 @@ class TensorStatistics:
         """
         if self.channels != other.channels:
             raise CalibrationError(f"channels differ: {self.channels} and {other.channels}")
+        if (self.rows is None) != (other.rows is None):
+            raise CalibrationError("one has a sample of rows, the other has not")
         channel_minimum = channel_maximum = None
         if self.channel_minimum is not None and other.channel_minimum is not None:
             channel_minimum = np.minimum(self.channel_minimum, other.channel_minimum)
@@ -104,6 +111,7 @@ class TensorStatistics:
             self.histogram.merge(other.histogram),
             channel_minimum,
             channel_maximum,
+            None if self.rows is None or other.rows is None else self.rows.merge(other.rows),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -117,6 +125,7 @@ class TensorStatistics:
             "histogram": self.histogram.to_dict(),
             "channel_minimum": None if self.channel_minimum is None else self.channel_minimum.tolist(),
             "channel_maximum": None if self.channel_maximum is None else self.channel_maximum.tolist(),
+            "rows": None if self.rows is None else self.rows.to_dict(),
         }
 
     @classmethod
@@ -138,17 +147,30 @@ class TensorStatistics:
         if histogram.total != count or ends != [histogram.first, histogram.last]:
             raise CalibrationError("histogram contradicts count, minimum or maximum")
         if fields["channel_minimum"] is None and fields["channel_maximum"] is None:
+            if fields["rows"] is not None:
+                raise CalibrationError("rows without channel ranges")
             return cls(count, minimum, maximum, total, squares, histogram)
-        lows, highs = (take_number_array(fields[key], key) for key in _KEYS[6:])
+        lows, highs = (take_number_array(fields[key], key) for key in ("channel_minimum", "channel_maximum"))
         if lows.size == 0 or lows.shape != highs.shape or (lows > highs).any():
             raise CalibrationError("channel_minimum and channel_maximum contradict each other")
         if lows.min() != minimum or highs.max() != maximum:
             raise CalibrationError("channel ranges contradict minimum or maximum")
-        return cls(count, minimum, maximum, total, squares, histogram, lows, highs)
+        rows = None if fields["rows"] is None else RowSample.from_dict(fields["rows"])
+        if rows is not None and (
+            rows.rows.shape[1] != lows.size
+            or (rows.rows < lows.astype(np.float32)).any()
+            or (rows.rows > highs.astype(np.float32)).any()
+        ):
+            raise CalibrationError("rows contradict the channel ranges")
+        return cls(count, minimum, maximum, total, squares, histogram, lows, highs, rows)
 
 
 def observe(
-    array: NDArray[Any], keep: NDArray[np.bool_] | None = None, *, per_channel: bool = False
+    array: NDArray[Any],
+    keep: NDArray[np.bool_] | None = None,
+    *,
+    per_channel: bool = False,
+    sample_rows: bool = False,
 ) -> TensorStatistics | None:
     """Return the statistics of one array, or None if it has no values to observe.
 
@@ -160,6 +182,8 @@ def observe(
         Leading positions to observe: its shape is that of array's leading axes, the last axis left out.
     per_channel : bool
         Whether to keep the range of each channel too.
+    sample_rows : bool
+        Whether to keep some rows too; goes with ``per_channel``.
 
     Raises
     ------
@@ -187,27 +211,29 @@ def observe(
         chunk = flat[start : start + _CHUNK].astype(np.float64)
         total += float(chunk.sum())
         squares += float(np.square(chunk).sum())
-    channel_minimum = channel_maximum = None
+    channel_minimum = channel_maximum = sample = None
     if per_channel:
         rows = array.reshape(-1, array.shape[-1])
         # Adding 0 turns -0 into +0: which of the two a minimum returns depends on the order.
         channel_minimum = rows.min(axis=0).astype(np.float64) + 0.0
         channel_maximum = rows.max(axis=0).astype(np.float64) + 0.0
+        sample = RowSample.of(rows) if sample_rows else None
     return TensorStatistics(
-        flat.size, low + 0.0, high + 0.0, total, squares, Histogram.of(flat), channel_minimum, channel_maximum
+        flat.size, low + 0.0, high + 0.0, total, squares, Histogram.of(flat), channel_minimum, channel_maximum, sample
     )
 
 
 class TensorObserver:
     """Gathers the statistics of one tensor, batch by batch; its memory does not grow."""
 
-    def __init__(self, *, per_channel: bool = False) -> None:
+    def __init__(self, *, per_channel: bool = False, sample_rows: bool = False) -> None:
         self._per_channel = per_channel
+        self._sample_rows = sample_rows
         self._statistics: TensorStatistics | None = None
 
     def update(self, array: NDArray[Any], keep: NDArray[np.bool_] | None = None) -> None:
         """Add one batch. Parameters and errors as for :func:`observe`."""
-        batch = observe(array, keep, per_channel=self._per_channel)
+        batch = observe(array, keep, per_channel=self._per_channel, sample_rows=self._sample_rows)
         if batch is not None:
             self._statistics = batch if self._statistics is None else self._statistics.merge(batch)
 

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import TensorProto
 
 from qgelu.activations import dip, evaluate
 from qgelu.errors import QGeluError
-from qgelu.ffn import ChannelQuantization, FloatFfn, IntegerFfn, make_integer_ffn
+from qgelu.ffn import FloatFfn, IntegerFfn, make_integer_ffn
+from qgelu.ffn_search import search_block
 from qgelu.graph.editor import GraphEditor
+from qgelu.graph.findings import Findings, Site
 from qgelu.graph.functions import DOMAIN
 from qgelu.graph.model_file import load_model, save_model
 from qgelu.graph.rewrite_activation import rewrite_activation
 from qgelu.graph.rewrite_ffn import rewrite_ffn
 from qgelu.graph.rewrite_qdq import rewrite_qdq_activation, rewrite_qdq_ffn
-from qgelu.graph.findings import Findings, Site
 from qgelu.graph.sites import find_sites
 from qgelu.graph.types import element_types, with_minimum_opset
 from qgelu.plan import Plan
@@ -30,6 +30,7 @@ from qgelu.table_plan import TablePlan, make_table_plan
 
 if TYPE_CHECKING:
     from calibration import Calibration, TensorStatistics
+    from calibration.activation_range import ActivationMethod
 
 Scope = Literal["ffn", "activation"]
 Target = Literal["portable", "qdq"]
@@ -40,9 +41,6 @@ METHODS: Final = ("output", "minmax", "percentile", "mse", "entropy")
 
 METADATA_KEY: Final = "qgelu.sites"
 """Metadata entry of a quantized model: a JSON list of its sites with their plans."""
-
-EXPONENT: Final = 0.85
-"""Exponent of the equalisation between a channel's range and its weights; docs/calibration.md has the measurement."""
 
 FFN_MAX_BITS: Final = 8
 
@@ -170,15 +168,15 @@ def calibrate(
     check_not_quantized(proto)
     chosen = select_sites(find_sites(proto), sites)
     report = progress or _no_progress
-    requests: dict[str, bool] = {}
+    requests = []
     for site in chosen:
-        requests.setdefault(site.input, False)
+        requests.append(calibration.TensorRequest(site.input, per_channel=site.bias is not None))
         if site.ffn is not None:
-            requests[site.ffn.first.input] = True
-            requests[site.output] = True
+            requests.append(calibration.TensorRequest(site.ffn.first.input, per_channel=True, sample_rows=True))
+            requests.append(calibration.TensorRequest(site.output, per_channel=True))
     return calibration.capture(
         proto,
-        [calibration.TensorRequest(name, per_channel) for name, per_channel in requests.items()],
+        requests,
         calibration.open_data(data, calibration.input_specs(proto)),
         mask=mask,
         progress=lambda done, total: report("calibrate", done, total),
@@ -192,7 +190,7 @@ class _Choice:
 
     statistics: "Calibration"
     bits: int
-    method: str
+    method: "ActivationMethod"
     target: Target
 
 
@@ -202,14 +200,29 @@ def _tensor_statistics(calibration: "Calibration", name: str) -> "TensorStatisti
     return calibration.tensors[name]
 
 
+def _activation_range(site: Site, choice: _Choice) -> tuple[float, float]:
+    """Return the range of f's argument that a site's codes are spent on."""
+    import calibration
+
+    statistics = _tensor_statistics(choice.statistics, site.input)
+    if site.bias is None:
+        return calibration.pick_activation_input_range(
+            statistics, site.activation, site.alpha, choice.bits, choice.method, signed=False
+        )
+    # The sum with the node's own bias is no tensor of the graph: its range follows from the channels'.
+    assert statistics.channel_minimum is not None
+    assert statistics.channel_maximum is not None
+    bias = site.bias.astype(np.float64)
+    least = calibration.negligible_below(site.activation, site.alpha, choice.bits)
+    low = float((statistics.channel_minimum + bias).min())
+    return max(min(low, 0.0), least), max(float((statistics.channel_maximum + bias).max()), 0.0)
+
+
 def _activation_plan(site: Site, choice: _Choice) -> TablePlan:
     """Return the table of a site: input range picked for the activation's output, output range its image."""
     import calibration
 
-    statistics = _tensor_statistics(choice.statistics, site.input)
-    low, high = calibration.pick_activation_input_range(
-        statistics, site.activation, site.alpha, choice.bits, choice.method, signed=False
-    )
+    low, high = _activation_range(site, choice)
     source = calibration.qparams_from_range(low, high, choice.bits, signed=False)
     ends = source.dequantize(np.array([source.qmin, source.qmax]))
     values = list(evaluate(ends, site.activation, site.alpha))
@@ -220,37 +233,17 @@ def _activation_plan(site: Site, choice: _Choice) -> TablePlan:
     return make_table_plan(source, output, site.activation, site.alpha)
 
 
-def _channels(
-    statistics: "TensorStatistics", weight: NDArray[Any], bits: int, lowest: float | None = None
-) -> ChannelQuantization:
-    """Return scales and shifts that equalise a matmul's input with its weight.
-
-    ``lowest`` is the least value that the input can take, where it is known; its ranges then include 0, since
-    whole zero points must be codes.
-    """
-    import calibration
-
-    assert statistics.channel_minimum is not None
-    assert statistics.channel_maximum is not None
-    samples = statistics.count / statistics.channel_minimum.size
-    low, high = calibration.widen(statistics.channel_minimum, statistics.channel_maximum, samples)
-    if lowest is not None:
-        low, high = np.clip(low, lowest, 0.0), np.maximum(high, 0.0)
-    scales = calibration.equalize(low, high, weight, EXPONENT, bits)
-    return ChannelQuantization(scales.scale, scales.zero_point, bits)
-
-
 def _integer_block(site: Site, choice: _Choice) -> IntegerFfn:
     ffn = site.ffn
     assert ffn is not None
     block = FloatFfn(ffn.first.weight, ffn.first.bias, ffn.second.weight, ffn.second.bias, site.activation, site.alpha)
-    source = _tensor_statistics(choice.statistics, ffn.first.input)
-    hidden = _tensor_statistics(choice.statistics, site.output)
-    return make_integer_ffn(
+    found = search_block(
         block,
-        _channels(source, ffn.first.weight, choice.bits),
-        _channels(hidden, ffn.second.weight, choice.bits, dip(site.activation, site.alpha).y),
+        _tensor_statistics(choice.statistics, ffn.first.input),
+        _tensor_statistics(choice.statistics, site.output),
+        choice.bits,
     )
+    return make_integer_ffn(block, found.input, found.hidden)
 
 
 def _tensor_qparams(choice: _Choice, name: str) -> QParams:

@@ -33,7 +33,7 @@ def test_the_file_is_readable(tmp_path):
     lines = path.read_text().splitlines()
     content = json.loads(path.read_text())
     assert list(content) == ["format", "version", "model_digest", "mask", "samples", "tensors"]
-    assert len(lines) == 1 + 5 + 1 + 2 * (2 + 8) + 2
+    assert len(lines) == 1 + 5 + 1 + 2 * (2 + 9) + 2
     assert '      "count": 60,' in lines
 
 

@@ -299,3 +299,15 @@ def test_sites_are_chosen_by_name_or_glob():
     for pattern in (names[1], f"*{names[1][3:]}"):
         chosen = quantize(model, calibration=calibrated("bert_gelu.ts17"), sites=[pattern])
         assert [site.name for site in chosen.sites] == [names[1]]
+
+
+def test_a_lone_fused_bias_is_within_the_range():
+    bias = np.array([0, 1, -2, 40, 3, -50], np.float32)
+    nodes = [helper.make_node("BiasGelu", ["x", "bias"], ["y"], name="fused", domain="com.microsoft")]
+    model = small_model(nodes, [("bias", bias)])
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    result = quantize(model, batches())
+    assert result.sites[0].scope == "activation"
+    inputs = batches(1, seed=8)[0]
+    expected, actual = zoo.run(model, inputs)[0], zoo.run(result.model, inputs)[0]
+    assert np.abs(expected - actual).max() < 0.2

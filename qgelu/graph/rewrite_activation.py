@@ -9,9 +9,9 @@ from onnx import TensorProto
 
 from qgelu.errors import QGeluError
 from qgelu.graph.editor import GraphEditor
+from qgelu.graph.findings import Site
 from qgelu.graph.functions import DOMAIN, Opsets
 from qgelu.graph.plan_nodes import plan_node, tensor_type
-from qgelu.graph.findings import Site
 from qgelu.qparams import QParams
 from qgelu.table_plan import TablePlan
 

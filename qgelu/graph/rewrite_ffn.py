@@ -12,10 +12,10 @@ from onnx import TensorProto
 
 from qgelu.ffn import IntegerFfn
 from qgelu.graph.editor import GraphEditor
+from qgelu.graph.findings import Ffn, Site
 from qgelu.graph.functions import DOMAIN, Opsets
 from qgelu.graph.plan_nodes import plan_node
 from qgelu.graph.rewrite_activation import as_float32, check_element_type
-from qgelu.graph.findings import Ffn, Site
 
 _SKIPPED = {"Identity", "Dropout"}
 """Nodes between matmul and activation that integers need not pass through."""

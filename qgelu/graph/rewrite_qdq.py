@@ -9,8 +9,8 @@ import onnx
 from qgelu.errors import QGeluError
 from qgelu.ffn import quantize_weight
 from qgelu.graph.editor import GraphEditor
-from qgelu.graph.rewrite_activation import check_element_type, dequantize_nodes, quantize_nodes
 from qgelu.graph.findings import Ffn, Linear, Site
+from qgelu.graph.rewrite_activation import check_element_type, dequantize_nodes, quantize_nodes
 from qgelu.qparams import QParams
 from qgelu.table_plan import TablePlan
 
