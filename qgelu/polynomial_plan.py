@@ -64,9 +64,6 @@ class PolynomialPlan(Plan):
         upper = np.clip(limit - addend, _INT32.min, _INT32.max)
         return addend.astype(np.int32), lower.astype(np.int32), upper.astype(np.int32)
 
-    def _channel_arrays(self, channels: int) -> dict[str, NDArray[Any]]:
-        return {name: np.broadcast_to(array, (channels,)) for name, array in self.integers.channel_arrays().items()}
-
     def kernel(self, channels: int = 1) -> Kernel:
         """Return what runs this plan: a :class:`qgelu.kernels.binding.BoundKernel` for accumulators."""
         bound = self._bound(channels)
@@ -80,20 +77,15 @@ class PolynomialPlan(Plan):
         return run_codes
 
     def _bound(self, channels: int) -> Kernel:
-        from qgelu.kernels.binding import BoundNarrow
+        from qgelu.kernels.binding import BoundNarrow, BoundWide
         from qgelu.kernels.registry import selected
 
-        arrays = self._channel_arrays(channels)
+        arrays = {name: np.broadcast_to(array, (channels,)) for name, array in self.integers.channel_arrays().items()}
         code_range = self.output.qmax - self.output.qmin
+        coefficients, first = self.integers.coefficients, self.output.qmin
         if self.lanes == 16:
-            coefficients = self.integers.coefficients
-            return BoundNarrow(selected("narrow"), arrays, coefficients, narrow.V_LIMIT, code_range, self.output.qmin)
-
-        def run(bias: Bias, source: NDArray[Any], target: NDArray[Any]) -> None:
-            clamped_bias = self.clamped_bias(channels, bias)
-            self._plain(source.reshape(-1, channels), clamped_bias, arrays, target.reshape(-1, channels))
-
-        return run
+            return BoundNarrow(selected("narrow"), arrays, coefficients, narrow.V_LIMIT, code_range, first)
+        return BoundWide(selected("wide"), arrays, coefficients, code_range, first)
 
     def run_values(self, values: NDArray[np.int64], channel: int) -> NDArray[np.int64]:
         """Return the codes of accumulators plus bias (or codes less zero point) in one channel."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from qgelu.kernels.narrow_blocks import pack_blocks
 from qgelu.kernels.registry import Implementation
+from qgelu.kernels.wide_blocks import pack_wide_blocks
 
 Bias = NDArray[np.int32] | None
 
@@ -95,7 +96,6 @@ class BoundNarrow(BoundKernel):
 
         super().__init__(implementation)
         packed = pack_blocks(channel_arrays, coefficients, lane_order(implementation.path))
-        self._width = packed.width
         self._no_bias = np.zeros(packed.width, np.int32)
         self._arguments = (
             packed.limit,
@@ -111,8 +111,53 @@ class BoundNarrow(BoundKernel):
 
     def arguments(self, bias: Bias = None) -> tuple[Any, ...]:
         """Return the bias, repeated to the kernel's width, and the packed parameters."""
-        if bias is None:
-            bias = self._no_bias
-        elif bias.size != self._width:
-            bias = np.tile(bias, self._width // bias.size)
-        return (bias, *self._arguments)
+        return (_repeated(bias, self._no_bias), *self._arguments)
+
+
+class BoundWide(BoundKernel):
+    """int32 accumulators to codes of up to 16 bits.
+
+    Parameters
+    ----------
+    implementation : of ``wide``
+    channel_arrays : mapping of str to array of shape [channels]
+        As :class:`qgelu.wide.WideParameters` names them.
+    coefficients : int32 array of shape [32, degree + 1]
+    code_range, code_minimum : int
+        Largest code minus smallest code, and the smallest code.
+    """
+
+    def __init__(
+        self,
+        implementation: Implementation,
+        channel_arrays: Mapping[str, NDArray[Any]],
+        coefficients: NDArray[np.int32],
+        code_range: int,
+        code_minimum: int,
+    ) -> None:
+        from qgelu.kernels.wide_vector import vector_order
+
+        super().__init__(implementation)
+        packed = pack_wide_blocks(channel_arrays, coefficients, *vector_order(implementation.path))
+        self._no_bias = np.zeros(packed.width, np.int32)
+        self._arguments = (
+            packed.limit,
+            packed.left_shift,
+            packed.blocks,
+            packed.coefficients,
+            packed.general,
+            packed.lift,
+            code_range,
+            code_minimum,
+        )
+
+    def arguments(self, bias: Bias = None) -> tuple[Any, ...]:
+        """Return the bias, repeated to the kernel's width, and the packed parameters."""
+        return (_repeated(bias, self._no_bias), *self._arguments)
+
+
+def _repeated(bias: Bias, no_bias: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Return a bias repeated to a kernel's width."""
+    if bias is None:
+        return no_bias
+    return bias if bias.size == no_bias.size else np.tile(bias, no_bias.size // bias.size)

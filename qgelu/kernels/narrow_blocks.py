@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-LARGEST_WASTE: Final = 1.125
-"""Lanes computed per lane needed; few channels are repeated over several rows until it is this small."""
+from qgelu.kernels.layout import aligned, block_lanes, repetitions
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,8 +16,6 @@ class NarrowBlocks:
 
     Attributes
     ----------
-    repeats : int
-        How often the channels occur in one row.
     width : int
     saturated : int
         From this |accumulator + bias| on, both branches of every channel have saturated.
@@ -31,7 +28,6 @@ class NarrowBlocks:
         By degree, then the same by segment.
     """
 
-    repeats: int
     width: int
     saturated: int
     general: bool
@@ -39,14 +35,6 @@ class NarrowBlocks:
     left_shift: NDArray[np.int32]
     blocks: NDArray[np.int32]
     coefficients: NDArray[np.int16]
-
-
-def repetitions(channels: int, block: int) -> int:
-    """Return how often to repeat channels so that blocks are well filled: at least one block."""
-    repeats = -(-block // channels)
-    while -(-channels * repeats // block) * block > LARGEST_WASTE * channels * repeats:
-        repeats += 1
-    return repeats
 
 
 def pack_blocks(
@@ -65,13 +53,7 @@ def pack_blocks(
     given: dict[str, NDArray[np.int64]] = {name: array.astype(np.int64) for name, array in channel_arrays.items()}
     block = len(half_order)
     channels = given["limit"].size
-    repeats = repetitions(channels, block)
-    width = channels * repeats
-    starts = [*range(0, width, block)]
-    if width % block:
-        starts.append(width - block)
-    # A channel beyond the width is computed and thrown away; any parameters do.
-    lanes = np.minimum(np.array(starts)[:, None] + np.arange(block), width - 1) % channels
+    lanes = block_lanes(channels, block)
     one = np.int64(1)
     words = (
         (one << given["linear_shift"]) >> 1,
@@ -90,14 +72,14 @@ def pack_blocks(
     parts: list[NDArray[Any]] = [array[lanes].astype(np.int32) for array in words]
     parts += [array[ordered].astype(np.uint16, order="C").view(np.int32) for array in halves]
     saturated = np.int64(65536) << np.maximum(given["linear_shift"], given["argument_shift"])
+    width = channels * repetitions(channels, block)
     repeated = np.arange(width) % channels
     return NarrowBlocks(
-        repeats=repeats,
         width=width,
         saturated=int(saturated.max()),
         general=bool(np.any(given["left_shift"] > 0) or np.any(given["limit"] < saturated)),
-        limit=given["limit"][repeated].astype(np.int32),
-        left_shift=given["left_shift"][repeated].astype(np.int32),
-        blocks=np.ascontiguousarray(np.concatenate(parts, axis=1)),
-        coefficients=np.concatenate([coefficients.T.reshape(-1), coefficients.reshape(-1)]).astype(np.int16),
+        limit=aligned(given["limit"][repeated].astype(np.int32)),
+        left_shift=aligned(given["left_shift"][repeated].astype(np.int32)),
+        blocks=aligned(np.concatenate(parts, axis=1)),
+        coefficients=aligned(np.concatenate([coefficients.T.reshape(-1), coefficients.reshape(-1)]).astype(np.int16)),
     )

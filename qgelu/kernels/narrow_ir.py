@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Final
 
 from llvmlite import ir
 
+from qgelu.kernels.block_walk import walk_blocks
 from qgelu.kernels.vector_ir import I8, I32, I64, POINTER, VectorBuilder, define, splat, vector
 
 GROUP_CHANNELS: Final = 512
@@ -328,26 +329,15 @@ def emit(module: ir.Module, name: str, dialect: type[Dialect], general: bool) ->
     if not general:
         bound = build.trunc(given["bound"], I32)
         bounds = tuple(vectors.broadcast(value, dialect.words) for value in (build.neg(bound), bound))
-    zero, one = ir.Constant(I64, 0), ir.Constant(I64, 1)
-    last = build.sub(given["count"], one)
-    group = GROUP_CHANNELS // channels
-    with vectors.loop(zero, given["count"], group) as first_of_group:
-        end = build.add(first_of_group, ir.Constant(I64, group))
-        end = build.select(build.icmp_signed("<", end, given["count"]), end, given["count"])
-        with vectors.loop(zero, given["rows"], 1) as row:
-            row_start = build.mul(row, given["width"])
-            with vectors.loop(first_of_group, end, 1) as number:
-                is_last = build.icmp_signed("==", number, last)
-                start = build.mul(number, ir.Constant(I64, channels))
-                start = build.select(is_last, given["last_start"], start)
-                stored = build.select(is_last, given["last_block"], number)
-                element = build.add(row_start, start)
-                channel_bytes = build.shl(start, ir.Constant(I64, 2))
-                block = _Block(
-                    vectors.at(given["accumulator"], build.shl(element, ir.Constant(I64, 2))),
-                    {label: vectors.at(given[label], channel_bytes) for label in PER_CHANNEL},
-                    vectors.at(given["blocks"], build.mul(stored, ir.Constant(I64, block_bytes(dialect)))),
-                )
-                vectors.store(arithmetic.codes(block, bounds), vectors.at(given["out"], element))
+
+    def emit_block(element: ir.Value, channel: ir.Value, stored: ir.Value) -> None:
+        block = _Block(
+            vectors.at(given["accumulator"], build.shl(element, ir.Constant(I64, 2))),
+            {label: vectors.at(given[label], build.shl(channel, ir.Constant(I64, 2))) for label in PER_CHANNEL},
+            vectors.at(given["blocks"], build.mul(stored, ir.Constant(I64, block_bytes(dialect)))),
+        )
+        vectors.store(arithmetic.codes(block, bounds), vectors.at(given["out"], element))
+
+    walk_blocks(vectors, given, channels, GROUP_CHANNELS, emit_block)
     build.ret_void()
     return function

@@ -15,7 +15,8 @@ class Implementation:
     Attributes
     ----------
     kernel : str
-        ``table_8`` (256 entries of 8 bits), ``table_16`` (codes or entries of 16 bits), ``narrow`` (int32 to 8 bits).
+        ``table_8`` (256 entries of 8 bits), ``table_16`` (codes or entries of 16 bits), ``narrow`` (int32 to
+        8 bits), ``wide`` (int32 to 16 bits).
     path : str
         A key of :data:`qgelu.kernels.cpu.PATHS`.
     module, table : str
@@ -51,6 +52,9 @@ IMPLEMENTATIONS: Final = (
     Implementation("narrow", "portable", "qgelu.kernels.narrow_vector", "REQUANTIZE"),
     Implementation("narrow", "avx2", "qgelu.kernels.narrow_vector", "REQUANTIZE"),
     Implementation("narrow", "avx512", "qgelu.kernels.narrow_vector", "REQUANTIZE"),
+    Implementation("wide", "portable", "qgelu.kernels.wide_vector", "REQUANTIZE"),
+    Implementation("wide", "avx2", "qgelu.kernels.wide_vector", "REQUANTIZE"),
+    Implementation("wide", "avx512", "qgelu.kernels.wide_vector", "REQUANTIZE"),
 )
 
 KERNELS: Final = tuple(dict.fromkeys(item.kernel for item in IMPLEMENTATIONS))

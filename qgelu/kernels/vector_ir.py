@@ -139,6 +139,34 @@ class VectorBuilder:
         self.ir.branch(head)
         self.ir.position_at_end(after)
 
+    @contextmanager
+    def fold(
+        self, start: ir.Value, last: ir.Value, values: Sequence[ir.Value]
+    ) -> Iterator[tuple[ir.Value, list[ir.Value]]]:
+        """Emit a loop over the int64 numbers from ``start`` to ``last``, one at least, that carries values along.
+
+        Yields the number and a list of the values so far, the elements of which the body replaces by the next ones. After
+        the loop the list holds the final values.
+        """
+        before = self.ir.block
+        body = self.ir.append_basic_block("fold.body")
+        after = self.ir.append_basic_block("fold.after")
+        self.ir.branch(body)
+        self.ir.position_at_end(body)
+        index = self.ir.phi(I64)
+        carried = [self.ir.phi(value.type) for value in values]
+        index.add_incoming(start, before)
+        for phi, value in zip(carried, values, strict=True):
+            phi.add_incoming(value, before)
+        results = list(carried)
+        yield index, results
+        following = self.ir.add(index, ir.Constant(I64, 1))
+        index.add_incoming(following, self.ir.block)
+        for phi, value in zip(carried, results, strict=True):
+            phi.add_incoming(value, self.ir.block)
+        self.ir.cbranch(self.ir.icmp_signed("<=", following, last), body, after)
+        self.ir.position_at_end(after)
+
 
 def define(
     module: ir.Module, name: str, arguments: Sequence[tuple[str, ir.Type]], disjoint: bool = True
