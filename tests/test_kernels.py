@@ -12,17 +12,19 @@ import numba
 import numpy as np
 import pytest
 from llvmlite import ir
-from oracle import narrow_steps
+from oracle import narrow_steps, wide_steps
 from random_plans import INT32, hard_sums
 
 from qgelu import AccumulatorParams, QGeluError, QParams, make_plan
 from qgelu.kernels import narrow as plain_narrow
 from qgelu.kernels import narrow_ir, table_ir
-from qgelu.kernels.binding import BoundNarrow, BoundTable
+from qgelu.kernels import wide as plain_wide
+from qgelu.kernels.binding import BoundNarrow, BoundTable, BoundWide
 from qgelu.kernels.cpu import PATHS, allowed, offered, target
-from qgelu.kernels.narrow_blocks import LARGEST_WASTE, repetitions
+from qgelu.kernels.layout import LARGEST_WASTE, repetitions
 from qgelu.kernels.registry import IMPLEMENTATIONS, choose, selected
 from qgelu.kernels.version import VERSION
+from qgelu.kernels.wide_blocks import pack_wide_blocks
 from qgelu.narrow import V_LIMIT
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -118,11 +120,13 @@ def bind_narrow(plan, implementation, channels):
 
 
 def plain_codes(plan, accumulator, bias):
+    """Return what the plain loops make of rows of channels."""
     channels = bias.size
+    plain = plain_narrow if plan.lanes == 16 else plain_wide
     clamped_bias = plan.clamped_bias(channels, bias)
     arrays = plan.integers.channel_arrays()
     out = np.empty((accumulator.size // channels, channels), plan.output.dtype)
-    plain_narrow.requantize(
+    plain.requantize(
         accumulator.reshape(-1, channels),
         *clamped_bias,
         *(np.broadcast_to(array, (channels,)).copy() for name, array in arrays.items() if name != "limit"),
@@ -156,6 +160,7 @@ def accumulators(rng, count, scale=5e-5):
 
 
 def run_guarded(kernel, bias, source, dtype, start=0):
+    """Run on a read-only source at a chosen alignment, between guards."""
     out = np.full(source.size + start + 1, 77, dtype)
     shifted = np.empty(source.size + start, np.int32)[start:]
     shifted[:] = source
@@ -291,6 +296,119 @@ def test_narrow_with_arbitrary_parameters(implementation):
         assert np.array_equal(run_guarded(kernel, None, source, np.uint8), expected.reshape(-1))
 
 
+# The wide kernel
+
+
+def bind_wide(plan, implementation, channels):
+    arrays = {name: np.broadcast_to(array, (channels,)) for name, array in plan.integers.channel_arrays().items()}
+    code_range = plan.output.qmax - plan.output.qmin
+    return BoundWide(implementation, arrays, plan.integers.coefficients, code_range, plan.output.qmin)
+
+
+def wide_plan(channels, seed, activation="gelu", bits=16, signed=True, input_scale=(1e-6, 1e-4)):
+    rng = np.random.default_rng(seed)
+    low = -(1 << (bits - 1)) if signed else 0
+    output = QParams(
+        np.exp(rng.uniform(np.log(3e-5), np.log(1e-3), channels)),
+        rng.integers(low, low + (1 << bits), channels),
+        bits,
+        signed,
+    )
+    plan = make_plan(AccumulatorParams(np.exp(rng.uniform(*np.log(input_scale), channels))), output, activation)
+    assert plan.lanes == 32
+    return plan
+
+
+@pytest.mark.parametrize("implementation", implementations("wide"))
+@pytest.mark.parametrize("channels", [*range(1, 71), 127, 128, 129, 130, 700, 3072])
+def test_wide_with_any_channels(implementation, channels):
+    plan = wide_plan(channels, channels)
+    kernel = bind_wide(plan, implementation, channels)
+    rng = np.random.default_rng(channels)
+    bias = rng.integers(-(10**5), 10**5, channels).astype(np.int32)
+    for rows in (1, 2, 3, 13):
+        source = accumulators(rng, rows * channels, 1e-5)
+        for given in (None, bias):
+            expected = plain_codes(plan, source, np.zeros(channels, np.int32) if given is None else given)
+            assert np.array_equal(run_guarded(kernel, given, source, np.int16, rows), expected)
+
+
+@pytest.mark.parametrize("implementation", implementations("wide"))
+@pytest.mark.parametrize(("bits", "signed"), [(16, False), (16, True), (8, False), (8, True)])
+def test_wide_at_any_length(implementation, bits, signed):
+    plan = make_plan(AccumulatorParams(1e-6), QParams(1e-4, -7 if signed else 9, bits, signed), "silu")
+    assert plan.lanes == 32
+    kernel = bind_wide(plan, implementation, 1)
+    rng = np.random.default_rng(5)
+    bias = np.array([12345], np.int32)
+    for length in LENGTHS:
+        source = accumulators(rng, length, 1e-6)
+        expected = plain_codes(plan, source, bias)
+        assert np.array_equal(run_guarded(kernel, bias, source, plan.output.dtype, length % 67), expected)
+
+
+@pytest.mark.parametrize("implementation", implementations("wide"))
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "quick_gelu", "silu"])
+@pytest.mark.parametrize(("bits", "signed"), [(16, False), (16, True), (11, False), (8, True)])
+def test_wide_against_exact_integers(implementation, activation, bits, signed):
+    channels = 5
+    plan = wide_plan(channels, bits, activation, bits, signed)
+    kernel = bind_wide(plan, implementation, channels)
+    rng = np.random.default_rng(6)
+    for channel in range(channels):
+        sums = hard_sums(plan, channel, rng)
+        source = np.zeros((sums.size, channels), np.int32)
+        source[:, channel] = sums
+        codes = run_guarded(kernel, None, source.reshape(-1), plan.output.dtype).reshape(-1, channels)
+        assert codes[:, channel].tolist() == [wide_steps(plan, total, channel)[1] for total in sums]
+
+
+@pytest.mark.parametrize("implementation", implementations("wide"))
+def test_wide_with_the_largest_sums(implementation):
+    plan = wide_plan(64, 9)
+    kernel = bind_wide(plan, implementation, 64)
+    ends = np.array([INT32.min, INT32.min + 1, -1, 0, 1, INT32.max - 1, INT32.max], np.int32)
+    for value in (0, 1, 2**30, INT32.max, INT32.min, -(2**30)):
+        bias = np.full(64, value, np.int32)
+        near = np.clip(-int(value) + np.arange(-(2**20), 2**20, 4001), INT32.min, INT32.max)
+        source = np.repeat(np.concatenate([ends, near.astype(np.int32)]), 64)
+        assert np.array_equal(run_guarded(kernel, bias, source, np.int16), plain_codes(plan, source, bias))
+
+
+@pytest.mark.parametrize("implementation", implementations("wide"))
+@pytest.mark.parametrize("degree", [1, 2, 3, 4, 7])
+def test_wide_with_arbitrary_parameters(implementation, degree):
+    """Whatever fits the widths, whether a plan would have it or not; both forms of the kernel."""
+    rng = np.random.default_rng(degree)
+    channels, forms = 100, set()
+    for finest in (0, 20):
+        left = rng.integers(0, 4, channels)
+        output_shift = rng.integers(max(finest, 1), 45, channels)
+        arrays = {
+            "limit": rng.integers(1, (2**31 - 1) >> left, channels),
+            "left_shift": left,
+            "argument_multiplier": rng.integers(1, 2**31, channels),
+            "argument_shift": rng.integers(1 + 2 * finest, 63, channels),
+            "linear_multiplier": rng.integers(0, 2 ** (31 - finest), channels),
+            "tail_multiplier": rng.integers(0, 2 ** (31 - finest), channels),
+            "offset": (rng.integers(0, 65536, channels) << output_shift) + (1 << output_shift >> 1),
+            "output_shift": output_shift,
+        }
+        coefficients = rng.integers(-(2**17) // (degree + 2), 2**17 // (degree + 2), (32, degree + 1)).astype(np.int32)
+        source = (rng.choice([-1, 1], 50 * channels) * np.exp2(rng.uniform(0, 31, 50 * channels))).astype(np.int32)
+        expected = np.empty((50, channels), np.uint16)
+        wide = {name: array if name == "offset" else array.astype(np.int32) for name, array in arrays.items()}
+        limit, *others = wide.values()
+        zero = np.zeros(channels, np.int32)
+        plain_wide.requantize(
+            source.reshape(50, channels), zero, -limit, limit, *others, coefficients, 60000, 0, expected
+        )
+        kernel = BoundWide(implementation, wide, coefficients, 60000, 0)
+        forms.add(pack_wide_blocks(wide, coefficients, 4, 2).general)
+        assert np.array_equal(run_guarded(kernel, None, source, np.uint16), expected.reshape(-1))
+    assert forms == {False, True}
+
+
 def test_few_channels_fill_blocks():
     for block in (16, 32, 64):
         for channels in range(1, 300):
@@ -303,14 +421,14 @@ def test_few_channels_fill_blocks():
 
 
 @pytest.mark.parametrize("parallel", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("kind", ["table", "narrow"])
+@pytest.mark.parametrize("kind", ["table", "narrow", "wide"])
 def test_from_compiled_code(kind, parallel):
     rng = np.random.default_rng(10)
     if kind == "table":
         plan = make_plan(QParams(0.05, 128), QParams(0.02, 10))
         source = rng.integers(0, 256, (8, 96)).astype(np.uint8)
     else:
-        plan = channel_plan(96, 11)
+        plan = channel_plan(96, 11) if kind == "narrow" else wide_plan(96, 11)
         source = accumulators(rng, 8 * 96).reshape(8, 96)
     kernel = plan.kernel(96)
     function = kernel.function
@@ -319,7 +437,7 @@ def test_from_compiled_code(kind, parallel):
         for row in numba.prange(source.shape[0]):
             function(source[row], out[row], *arguments)
 
-    out = np.empty(source.shape, np.uint8)
+    out = np.empty(source.shape, plan.output.dtype)
     numba.njit(parallel=parallel)(run)(source, out, kernel.arguments())
     assert np.array_equal(out, plan(source))
 
@@ -469,6 +587,7 @@ TESTED = {
         test_narrow_against_exact_integers,
         test_narrow_shifted_left,
     },
+    "wide": {test_wide_with_any_channels, test_wide_at_any_length, test_wide_against_exact_integers},
 }
 
 

@@ -39,9 +39,12 @@ class Dialect(ABC):
     ----------
     words : int
         int32 lanes of one vector.
+    unrolled : int
+        A block is four vectors of accumulators, so many times.
     """
 
     words: ClassVar[int]
+    unrolled: ClassVar[int]
 
     def __init__(self, vectors: VectorBuilder) -> None:
         self.vectors = vectors
@@ -64,8 +67,13 @@ class Dialect(ABC):
 
     @classmethod
     def half_order(cls) -> list[int]:
-        """Return the channel, within a block, of each 16-bit lane."""
+        """Return the channel, within four vectors of accumulators, of each 16-bit lane."""
         return list(range(4 * cls.words))
+
+    @classmethod
+    def lane_order(cls) -> list[int]:
+        """Return the channel, within a block, of each 16-bit lane."""
+        return [4 * cls.words * unit + lane for unit in range(cls.unrolled) for lane in cls.half_order()]
 
 
 def in_lane_order(words: int) -> list[int]:
@@ -108,6 +116,7 @@ class Avx512(X86Dialect):
     """512-bit vectors; a coefficient of all 16 segments, twice, is one register, looked up by VPERMW."""
 
     words = 16
+    unrolled = 2
     pack_words_name = "llvm.x86.avx512.packusdw.512"
     pack_halves_name = "llvm.x86.avx512.packuswb.512"
 
@@ -131,6 +140,7 @@ class Avx2(X86Dialect):
     """256-bit vectors; the low and the high bytes of a coefficient are one register each, looked up by PSHUFB."""
 
     words = 8
+    unrolled = 1
     pack_words_name = "llvm.x86.avx2.packusdw"
     pack_halves_name = "llvm.x86.avx2.packuswb"
 
@@ -170,6 +180,7 @@ class Portable(Dialect):
     """128-bit vectors and nothing but LLVM's common instructions: compiles for every CPU."""
 
     words = 4
+    unrolled = 1
 
     def load_tables(self, coefficients: ir.Value) -> ir.Value:
         """Nothing stays in registers: rows of four coefficients are read one by one."""
@@ -227,24 +238,26 @@ class _Arithmetic:
         self.words = vector(32, dialect.words)
         self.halves = vector(16, 2 * dialect.words)
 
-    def codes(self, block: _Block, bounds: tuple[ir.Value, ir.Value] | None) -> ir.Value:
-        """Return one vector of codes."""
-        branches = [self._branches(block, k, bounds) for k in range(4)]
-        pack = self.dialect.pack_words
-        linear = [pack(branches[k][0], branches[k + 1][0]) for k in (0, 2)]
-        argument = [pack(branches[k][1], branches[k + 1][1]) for k in (0, 2)]
-        growths = [[self._half(block, name, k) for k in range(2)] for name in HALF_PARAMETERS]
-        argument = [self._grow(argument[k], growths[1][k]) for k in range(2)]
-        tail = self._tail((argument[0], argument[1]))
+    def codes(self, block: _Block, bounds: tuple[ir.Value, ir.Value] | None) -> list[ir.Value]:
+        """Return the block's codes, one vector per four of accumulators."""
+        pack, units = self.dialect.pack_words, self.dialect.unrolled
+        branches = [self._branches(block, k, bounds) for k in range(4 * units)]
+        pairs = range(2 * units)
+        linear, argument = (
+            [pack(branches[2 * k][which], branches[2 * k + 1][which]) for k in pairs] for which in range(2)
+        )
+        growths = [[self._half(block, name, k) for k in pairs] for name in HALF_PARAMETERS]
+        argument = [self._grow(argument[k], growths[1][k]) for k in pairs]
+        tail = self._tail(argument)
         results = []
-        for k in range(2):
+        for k in pairs:
             amount = self.vectors.add_saturating(self._grow(linear[k], growths[0][k]), growths[3][k])  # (13), (16)
             scaled = self.vectors.high_unsigned(tail[k], growths[2][k])
             difference = self.vectors.subtract_saturating(amount, scaled)  # (17)
             results.append(self.vectors.ir.lshr(difference, splat(self.halves, 7)))
-        codes = self.dialect.pack_halves(results[0], results[1])
-        codes = self.vectors.umin(codes, self.code_range)  # (18)
-        return self.vectors.ir.add(codes, self.code_minimum)
+        codes = [self.dialect.pack_halves(results[2 * k], results[2 * k + 1]) for k in range(units)]
+        codes = [self.vectors.umin(code, self.code_range) for code in codes]  # (18)
+        return [self.vectors.ir.add(code, self.code_minimum) for code in codes]
 
     def _branches(self, block: _Block, k: int, bounds: tuple[ir.Value, ir.Value] | None) -> tuple[ir.Value, ir.Value]:
         """Return the linear branch and the argument before saturation: (10), (11) and shifts of (12), (14)."""
@@ -262,35 +275,37 @@ class _Arithmetic:
         return self.vectors.load(self.vectors.at(pointer, 4 * self.words.count * k), self.words)
 
     def _word(self, block: _Block, parameter: int, k: int) -> ir.Value:
-        offset = 4 * self.words.count * (4 * parameter + k)
+        offset = 4 * self.words.count * (4 * self.dialect.unrolled * parameter + k)
         return self.vectors.load(self.vectors.at(block.parameters, offset), self.words)
 
     def _half(self, block: _Block, name: str, k: int) -> ir.Value:
-        first = 4 * self.words.count * 4 * len(WORD_PARAMETERS)
-        offset = first + 2 * self.halves.count * (2 * HALF_PARAMETERS.index(name) + k)
+        units = self.dialect.unrolled
+        first = 4 * self.words.count * 4 * units * len(WORD_PARAMETERS)
+        offset = first + 2 * self.halves.count * (2 * units * HALF_PARAMETERS.index(name) + k)
         return self.vectors.load(self.vectors.at(block.parameters, offset), self.halves)
 
     def _grow(self, value: ir.Value, doubled_multiplier: ir.Value) -> ir.Value:
         return self.vectors.add_saturating(value, self.vectors.high_unsigned(value, doubled_multiplier))
 
-    def _tail(self, arguments: tuple[ir.Value, ir.Value]) -> list[ir.Value]:
-        """Return p(u) of two vectors: (15)."""
+    def _tail(self, arguments: list[ir.Value]) -> list[ir.Value]:
+        """Return p(u): (15)."""
         build = self.vectors.ir
-        first, second = (build.lshr(u, splat(self.halves, 12)) for u in arguments)
-        rows = self.dialect.look_up(self.tables, (first, second))
-        tails = []
-        for k, u in enumerate(arguments):
-            fraction = build.xor(build.shl(u, splat(self.halves, 4)), splat(self.halves, -32768))
-            p = rows[3][k]
-            for row in reversed(rows[:3]):
-                p = build.add(row[k], self.vectors.high_signed(p, fraction))
-            tails.append(self.vectors.smax(p, splat(self.halves, 0)))
-        return tails
+        segments = [build.lshr(u, splat(self.halves, 12)) for u in arguments]
+        found = [self.dialect.look_up(self.tables, (segments[k], segments[k + 1])) for k in range(0, len(segments), 2)]
+        rows = [[value for pair in found for value in pair[degree]] for degree in range(COEFFICIENTS)]
+        fractions = [build.xor(build.shl(u, splat(self.halves, 4)), splat(self.halves, -32768)) for u in arguments]
+        tails = rows[3]
+        for row in reversed(rows[:3]):
+            tails = [
+                build.add(c, self.vectors.high_signed(p, fraction))
+                for c, p, fraction in zip(row, tails, fractions, strict=True)
+            ]
+        return [self.vectors.smax(p, splat(self.halves, 0)) for p in tails]
 
 
 def block_channels(dialect: type[Dialect]) -> int:
     """Return how many channels one block has."""
-    return 4 * dialect.words
+    return 4 * dialect.words * dialect.unrolled
 
 
 def block_bytes(dialect: type[Dialect]) -> int:
@@ -323,7 +338,10 @@ def emit(module: ir.Module, name: str, dialect: type[Dialect], general: bool) ->
         dialect_here,
         dialect_here.load_tables(given["coefficients"]),
         general,
-        *(vectors.broadcast(build.trunc(given[label], I8), channels) for label in ("code_range", "code_minimum")),
+        *(
+            vectors.broadcast(build.trunc(given[label], I8), 4 * dialect.words)
+            for label in ("code_range", "code_minimum")
+        ),
     )
     bounds = None
     if not general:
@@ -336,7 +354,9 @@ def emit(module: ir.Module, name: str, dialect: type[Dialect], general: bool) ->
             {label: vectors.at(given[label], build.shl(channel, ir.Constant(I64, 2))) for label in PER_CHANNEL},
             vectors.at(given["blocks"], build.mul(stored, ir.Constant(I64, block_bytes(dialect)))),
         )
-        vectors.store(arithmetic.codes(block, bounds), vectors.at(given["out"], element))
+        out = vectors.at(given["out"], element)
+        for number, codes in enumerate(arithmetic.codes(block, bounds)):
+            vectors.store(codes, vectors.at(out, codes.type.count * number))
 
     walk_blocks(vectors, given, channels, GROUP_CHANNELS, emit_block)
     build.ret_void()

@@ -20,7 +20,7 @@ INT32_MAXIMUM: Final = (1 << 31) - 1
 
 def lane_order(path: str) -> list[int]:
     """Return the channel, within a block, of each 16-bit lane of a path's kernel."""
-    return DIALECTS[path].half_order()
+    return DIALECTS[path].lane_order()
 
 
 def _typed_run(

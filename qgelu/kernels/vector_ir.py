@@ -145,8 +145,8 @@ class VectorBuilder:
     ) -> Iterator[tuple[ir.Value, list[ir.Value]]]:
         """Emit a loop over the int64 numbers from ``start`` to ``last``, one at least, that carries values along.
 
-        Yields the number and a list of the values so far, the elements of which the body replaces by the next ones. After
-        the loop the list holds the final values.
+        Yields the number and a list of the values so far, the elements of which the body replaces by the next ones.
+        After the loop the list holds the final values.
         """
         before = self.ir.block
         body = self.ir.append_basic_block("fold.body")

@@ -117,9 +117,9 @@ class Portable(WideDialect):
 class _Arithmetic:
     """Equations (20) to (25) for one block.
 
-    In the ``general`` form every clamp is where the equations have it. Otherwise u before its clamp, and the result, are
-    known to fit 32 bits once the result is lifted by ``lift`` codes (which the stored offset contains), so that it is not
-    negative: the clamps then follow in 32-bit lanes, where they are cheap.
+    In the ``general`` form every clamp is where the equations have it. Otherwise u before its clamp, and the result,
+    are known to fit 32 bits once the result is lifted by ``lift`` codes (which the stored offset contains), so that it
+    is not negative: the clamps then follow in 32-bit lanes, where they are cheap.
     """
 
     def __init__(self, dialect: WideDialect, given: dict[str, ir.Value], code_bits: int, general: bool) -> None:

@@ -120,8 +120,8 @@ def _make(path: int, version: int) -> Any:
         if count > 0:
             numbers = (1, width, count, (count - 1) * block, count - 1, degree, lift, code_range, code_minimum)
             _run(
-                version, path, general, accumulator[done:], bias, lower, upper, left_shift, blocks, coefficients, out[done:],
-                numbers,
+                version, path, general, accumulator[done:], bias, lower, upper, left_shift, blocks, coefficients,
+                out[done:], numbers,
             )  # fmt: skip
         first = count * block
         done += first
@@ -137,8 +137,8 @@ def _make(path: int, version: int) -> Any:
             words[4, :rest] = left_shift[first : first + rest]
             numbers = (1, block, 1, 0, 0, degree, lift, code_range, code_minimum)
             _run(
-                version, path, general, words[0], words[1], words[2], words[3], words[4], blocks[count:], coefficients, codes,
-                numbers,
+                version, path, general, words[0], words[1], words[2], words[3], words[4], blocks[count:], coefficients,
+                codes, numbers,
             )  # fmt: skip
             out[done:] = codes[:rest]
 
