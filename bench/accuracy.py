@@ -132,6 +132,8 @@ def main():
         print("\n".join(lines), end="\n\n")
         if options.update_docs:
             replace("docs/accuracy.md", name, lines)
+            if name == "minilm":
+                replace("README.md", name, lines)
 
 
 if __name__ == "__main__":

@@ -93,7 +93,7 @@ def test_curves(found):
         assert curve.max_error == pytest.approx(error, abs=2e-6)
         if curve.scope == "ffn":  # accumulators are fine: only the output is rounded
             assert curve.max_error <= 0.76 * curve.lsb
-        assert curve.codes_below_zero * curve.lsb >= 0.16
+        assert curve.codes_below_zero * curve.lsb >= 0.17 - 0.55 * curve.lsb
     errors = [curve.max_error for curve in found.curves]
     assert errors[:3] == sorted(errors[:3], reverse=True)
     assert errors[3:] == sorted(errors[3:], reverse=True)
