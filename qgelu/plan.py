@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -24,6 +24,17 @@ _MIN_BYTES_PER_THREAD: Final = 1 << 18
 
 _INT32 = np.iinfo(np.int32)
 _INT32_TYPE: Final = np.dtype(np.int32)
+
+
+def _can_write(out: NDArray[Any], source: NDArray[Any]) -> bool:
+    """Return whether a kernel may write straight to ``out``: contiguous, and apart from ``source`` or the same."""
+    if not out.flags.c_contiguous:
+        return False
+    if not np.may_share_memory(out, source):
+        return True
+    # Different widths at one address: writing would overtake reading.
+    same = out.__array_interface__["data"][0] == source.__array_interface__["data"][0]
+    return same and out.itemsize == source.itemsize
 
 
 def _as_array(value: ArrayLike, what: str) -> NDArray[Any]:
@@ -103,38 +114,40 @@ class Plan(ABC):
         QGeluError
             If a dtype or a shape is wrong.
         """
-        if out is None and threads is None and self._is_plain(q, bias):
-            out = np.empty(q.shape, self._output_dtype)  # type: ignore[union-attr]
-            self._run_flat(bias, q.reshape(-1), out.reshape(-1))  # type: ignore[arg-type, union-attr]
-            return out
+        if self._is_plain(q, bias):
+            source, bias_array = cast("NDArray[Any]", q), cast("Bias", bias)
+        else:
+            codes = self._checked_codes(q)
+            bias_array = self._check_bias(bias, codes)
+            source = np.ascontiguousarray(codes).reshape(codes.shape)
+        if threads is not None and (not isinstance(threads, int | np.integer) or threads < 1):
+            raise QGeluError(f"threads must be a whole number of 1 or more, not {threads!r}")
+        if out is None:
+            target = out = np.empty(source.shape, self._output_dtype)
+        else:
+            self._check_out(out, source.shape)
+            target = out if _can_write(out, source) else np.empty(source.shape, out.dtype)
+        self._run_all(source, bias_array, target, threads or 1)
+        if target is not out:
+            out[...] = target
+        return out
+
+    def _checked_codes(self, q: ArrayLike) -> NDArray[Any]:
         codes = _as_array(q, "input codes")
         if codes.dtype != self.input_dtype:
             raise QGeluError(f"input codes are {codes.dtype}, the plan takes {self.input_dtype}: cast them first")
         channels = self.channels
         if channels is not None and (codes.ndim == 0 or codes.shape[-1] != channels):
             raise QGeluError(f"input has shape {codes.shape}, the plan has {channels} channels on the last axis")
-        if out is None:
-            out = np.empty(codes.shape, self.output.dtype)
-        elif not isinstance(out, np.ndarray):
+        return codes
+
+    def _check_out(self, out: object, shape: tuple[int, ...]) -> None:
+        if not isinstance(out, np.ndarray):
             raise QGeluError(f"out must be an array, not {type(out).__name__}")
-        elif out.shape != codes.shape or out.dtype != self.output.dtype:
-            raise QGeluError(f"out is {out.dtype} {out.shape}, it must be {self.output.dtype} {codes.shape}")
-        elif not out.flags.writeable:
+        if out.shape != shape or out.dtype != self._output_dtype:
+            raise QGeluError(f"out is {out.dtype} {out.shape}, it must be {self.output.dtype} {shape}")
+        if not out.flags.writeable:
             raise QGeluError("out is read-only: give a writeable array")
-        if threads is not None and (not isinstance(threads, int | np.integer) or threads < 1):
-            raise QGeluError(f"threads must be a whole number of 1 or more, not {threads!r}")
-        bias_array = self._check_bias(bias, codes)
-        source = np.ascontiguousarray(codes)
-        in_place = out.flags.c_contiguous and not (
-            np.may_share_memory(source, out) and source.ctypes.data != out.ctypes.data
-        )
-        # Different widths at one address: writing would overtake reading.
-        in_place = in_place and not (source.ctypes.data == out.ctypes.data and source.itemsize != out.itemsize)
-        target = out if in_place else np.empty(codes.shape, out.dtype)
-        self._run_all(source, bias_array, target, threads or 1)
-        if target is not out:
-            out[...] = target
-        return out
 
     def _check_bias(self, bias: ArrayLike | None, codes: NDArray[Any]) -> NDArray[np.int32] | None:
         if bias is None:
@@ -188,13 +201,13 @@ class Plan(ABC):
     def _run_all(self, source: NDArray[Any], bias: Bias, target: NDArray[Any], threads: int) -> None:
         if source.size == 0:
             return
-        width = self.channels or (1 if bias is None else bias.size)
         flat_source, flat_target = source.reshape(-1), target.reshape(-1)
-        rows = source.size // width
-        pieces = max(1, min(threads, source.nbytes // _MIN_BYTES_PER_THREAD, rows))
-        if pieces == 1:
+        if threads == 1 or source.nbytes < 2 * _MIN_BYTES_PER_THREAD:
             self._run_flat(bias, flat_source, flat_target)
             return
+        width = self.channels or (1 if bias is None else bias.size)
+        rows = source.size // width
+        pieces = max(1, min(threads, source.nbytes // _MIN_BYTES_PER_THREAD, rows))
         bounds = [rows * piece // pieces * width for piece in range(pieces + 1)]
         run_pieces(
             self._run_flat,
