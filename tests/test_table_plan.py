@@ -118,9 +118,9 @@ def test_near_ties_that_the_tail_makes_of_a_tie(k):
 
 
 def test_tables_of_16_bits_with_ties_everywhere_are_quick():
-    start = time.perf_counter()
+    start = time.process_time()
     make_plan(QParams(2.0**-10, 0, 16, False), QParams(2.0**-9, 0, 16, False), "gelu")
-    assert time.perf_counter() - start < 3.0
+    assert time.process_time() - start < 3.0
 
 
 @pytest.mark.parametrize("signed", [False, True])
