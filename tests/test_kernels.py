@@ -1,5 +1,6 @@
 """Every path of every kernel: against the plain loops, against exact integers, at every length and alignment."""
 
+import importlib
 import json
 import os
 import pickle
@@ -614,3 +615,17 @@ def test_cached_code_is_tied_to_all_sources():
             assert item.path == "portable"
             continue
         assert VERSION in [cell.cell_contents for cell in function.__closure__]
+
+
+def test_every_kernel_has_a_bench_row_per_path(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+    kernel_inputs, contestants = (importlib.import_module(f"bench.{name}") for name in ("kernel_inputs", "contestants"))
+    assert set(kernel_inputs.TITLES) == {item.kernel for item in IMPLEMENTATIONS}
+    for kernel in kernel_inputs.TITLES:
+        taking_part = list(contestants.contestants(kernel_inputs.make_job(kernel, (3, 70)), 1))
+        paths = [item.path for item in IMPLEMENTATIONS if item.kernel == kernel and item.features <= FEATURES]
+        assert {f"qgelu kernel, {path}" for path in paths} <= {contestant.name for contestant in taking_part}
+        for contestant in taking_part:
+            assert contestant.check(contestant.run()) is None, contestant.name
+            # The check can fail.
+            assert contestant.check(contestant.run().astype(np.float64) + 2.0) is not None, contestant.name
