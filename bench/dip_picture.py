@@ -1,6 +1,6 @@
 """Draw docs/dip.svg: the dip at 4 bits, the correctly rounded integers beside i-GELU as published.
 
-    python bench/dip_picture.py
+python bench/dip_picture.py
 """
 
 import matplotlib as mpl

@@ -74,9 +74,7 @@ class SentenceEncoder(nn.Module):
         super().__init__()
         self.transformer = transformer
 
-    def forward(
-        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> tuple[Tensor, Tensor]:
         hidden = self.transformer(
             input_ids=input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids
         ).last_hidden_state
@@ -202,9 +200,7 @@ def main() -> None:
 
     difference = largest_difference(encoder, model, output / "test")
     if difference > TOLERANCE:
-        sys.exit(
-            f"error: {model}: embeddings differ from PyTorch's by {difference:.1e}; try another torch version"
-        )
+        sys.exit(f"error: {model}: embeddings differ from PyTorch's by {difference:.1e}; try another torch version")
     print(
         f"{model}: {model.stat().st_size / 1e6:.1f} MB; of {len(texts)} sentences, "
         + " and ".join(f"{len(parts[name])} for {name} ({tokens[name]} tokens)" for name in parts)

@@ -91,9 +91,7 @@ def collect(identifier: Magika, wanted: int) -> tuple[list[Path], np.ndarray]:
         if len(chosen) == wanted:
             break
     else:
-        sys.exit(
-            f"error: {', '.join(ROOTS)} hold {len(chosen)} suitable files, not {wanted}; use a fuller machine"
-        )
+        sys.exit(f"error: {', '.join(ROOTS)} hold {len(chosen)} suitable files, not {wanted}; use a fuller machine")
     pairs = list(chosen.values())
     random.Random(SEED).shuffle(pairs)
     return [path for path, _ in pairs], np.stack([row for _, row in pairs])

@@ -69,9 +69,7 @@ class LastHiddenState(nn.Module):
 class Recipe:
     input: str
     build: Callable[[], PreTrainedModel]
-    ffn_modules: tuple[
-        str, str, str
-    ]  # ends of the names of the LayerNorm before, the first and the second matmul
+    ffn_modules: tuple[str, str, str]  # ends of the names of the LayerNorm before, the first and the second matmul
     draw: Callable[[np.random.Generator], np.ndarray]
 
 
@@ -211,9 +209,7 @@ def main() -> None:
             np.savez_compressed(output / f"{name}_{part}.npz", **{recipe.input: array})
         difference = relative_difference(encoder, recipe.input, data["test"], path)
         if not difference <= TOLERANCE:
-            sys.exit(
-                f"error: {path}: output differs from PyTorch's by {difference:.1e}; try another torch version"
-            )
+            sys.exit(f"error: {path}: output differs from PyTorch's by {difference:.1e}; try another torch version")
         print(f"{path}: {path.stat().st_size / 1e6:.1f} MB; relative difference to PyTorch {difference:.1e}")
 
 
