@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import llvmlite.binding
@@ -26,6 +27,7 @@ from qgelu.kernels.layout import LARGEST_WASTE, repetitions
 from qgelu.kernels.registry import IMPLEMENTATIONS, choose, selected
 from qgelu.kernels.version import VERSION
 from qgelu.kernels.wide_blocks import pack_wide_blocks
+from qgelu.kernels.workers import run_pieces
 from qgelu.narrow import V_LIMIT
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -629,3 +631,47 @@ def test_every_kernel_has_a_bench_row_per_path(monkeypatch):
             assert contestant.check(contestant.run()) is None, contestant.name
             # The check can fail.
             assert contestant.check(contestant.run().astype(np.float64) + 2.0) is not None, contestant.name
+
+
+# Threads
+
+
+def test_pieces_run_once_each_and_at_the_same_time():
+    done = []
+    gate = threading.Barrier(2, timeout=20)
+    run_pieces(lambda number: (gate.wait(), done.append(number)), [(0,), (1,)])
+    assert sorted(done) == [0, 1]
+    run_pieces(done.append, [(number,) for number in range(50)])
+    assert sorted(done[2:]) == list(range(50))
+
+
+@pytest.mark.parametrize("bad", [0, 3])
+def test_a_failing_piece_is_raised_after_all_have_ended(bad):
+    done = []
+
+    def piece(number):
+        if number == bad:
+            raise KeyError(number)
+        done.append(number)
+
+    with pytest.raises(KeyError):
+        run_pieces(piece, [(number,) for number in range(5)])
+    assert sorted(done) == [number for number in range(5) if number != bad]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_threads_after_a_fork():
+    code = (
+        "import os, sys, warnings\n"
+        "warnings.simplefilter('ignore')\n"
+        "from qgelu.kernels.workers import run_pieces\n"
+        "done = []\n"
+        "run_pieces(done.append, [(1,), (2,), (3,)])\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    run_pieces(done.append, [(4,), (5,)])\n"
+        "    os._exit(len(done))\n"
+        "sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60, check=False)
+    assert done.returncode == 5
