@@ -486,7 +486,7 @@ def test_neon_table_is_looked_up_in_registers():
 
 def test_portable_narrow_kernel_is_vector_code_on_aarch64():
     text = aarch64_assembly(narrow_ir.emit, narrow_ir.Portable, False)
-    for instruction in ("sqxtun", "uqadd", "uqsub", "smull", "umull"):
+    for instruction in ("uqadd", "uqsub", "smull", "umull"):
         assert instruction in text
 
 

@@ -130,17 +130,19 @@ def _make(path: int, version: int) -> Any:
             # Less than a block: work on copies.
             words = np.zeros((5, block), np.int32)
             codes = np.empty(block, out.dtype)
-            words[0, :rest] = accumulator[done:]
-            words[1, :rest] = bias[first : first + rest]
-            words[2, :rest] = lower[first : first + rest]
-            words[3, :rest] = upper[first : first + rest]
-            words[4, :rest] = left_shift[first : first + rest]
+            for k in range(rest):
+                words[0, k] = accumulator[done + k]
+                words[1, k] = bias[first + k]
+                words[2, k] = lower[first + k]
+                words[3, k] = upper[first + k]
+                words[4, k] = left_shift[first + k]
             numbers = (1, block, 1, 0, 0, degree, lift, code_range, code_minimum)
             _run(
                 version, path, general, words[0], words[1], words[2], words[3], words[4], blocks[count:], coefficients,
                 codes, numbers,
             )  # fmt: skip
-            out[done:] = codes[:rest]
+            for k in range(rest):
+                out[done + k] = codes[k]
 
     return requantize
 
