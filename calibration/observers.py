@@ -203,7 +203,7 @@ def observe(
         return None
     low, high = float(array.min()), float(array.max())
     if not (low >= -_FLOAT32_MAX and high <= _FLOAT32_MAX):
-        bad = array.size - int(np.count_nonzero(np.abs(array) <= _FLOAT32_MAX))
+        bad = array.size - int(np.count_nonzero(np.abs(array, dtype=np.float64) <= _FLOAT32_MAX))
         raise CalibrationError(f"holds {bad} of {array.size} values that are NaN, infinite or beyond float32")
     flat = array.reshape(-1)
     total = squares = 0.0

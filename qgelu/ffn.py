@@ -128,6 +128,11 @@ def quantize_weight(weight: NDArray[np.float64]) -> tuple[NDArray[np.int8], NDAr
     return _round_weight(weight, scale), scale
 
 
+def middle_code(bits: int) -> float:
+    """Return the middle of the codes 0 to 2**bits - 1."""
+    return 0.5 * ((1 << bits) - 1)
+
+
 def _round_weight(weight: NDArray[np.float64], scale: NDArray[np.float64]) -> NDArray[np.int8]:
     return np.clip(np.rint(weight / scale), -WEIGHT_LIMIT, WEIGHT_LIMIT).astype(np.int8)
 
@@ -144,11 +149,19 @@ def _first_matmul(
     weight: NDArray[np.float64], bias: NDArray[np.float64], zero_point: NDArray[np.float64], bits: int
 ) -> tuple[NDArray[np.int8], NDArray[np.float64], NDArray[np.int32]]:
     """Return int8 weights, accumulator scales and int32 bias of the first matmul."""
+    # What the channels' middles add goes into the bias by the unrounded weight: a channel that hardly varies
+    # about a large value may have no weight left after rounding.
+    middle = middle_code(bits)
+    constant = bias + (middle - zero_point) @ weight
     codes, scale = quantize_weight(weight)
     # A channel without weights still has its bias to represent.
     empty = ~codes.any(axis=0)
-    scale = np.where(empty & (bias != 0.0), np.abs(bias) / (1 << 20), scale)
-    whole = np.rint(bias / scale - zero_point @ codes.astype(np.float64))
+    scale = np.where(empty & (constant != 0.0), np.abs(constant) / (1 << 20), scale)
+
+    def whole_bias() -> NDArray[np.float64]:
+        return np.asarray(np.rint(constant / scale - middle * codes.sum(axis=0, dtype=np.float64)))
+
+    whole = whole_bias()
     too_large = np.abs(whole) / _BIAS_LIMIT
     if np.any(too_large > 1.0):
         # Coarser weights bring the bias back into int32.
@@ -158,7 +171,7 @@ def _first_matmul(
             raise QGeluError(f"the first matmul's bias does not fit int32 at channel {channel}: leave this site out")
         scale = scale * factor
         codes = _round_weight(weight, scale)
-        whole = np.rint(bias / scale - zero_point @ codes.astype(np.float64))
+        whole = whole_bias()
     _check_accumulators(codes, bits, "first")
     return codes, scale, whole.astype(np.int32)
 

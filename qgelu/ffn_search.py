@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from qgelu.activations import dip, evaluate
 from qgelu.errors import QGeluError
-from qgelu.ffn import ChannelQuantization, FloatFfn, hidden_qparams, quantize_weight
+from qgelu.ffn import ChannelQuantization, FloatFfn, hidden_qparams, middle_code, quantize_weight
 
 if TYPE_CHECKING:
     from calibration import TensorStatistics
@@ -87,10 +87,10 @@ def _side(statistics: "TensorStatistics", weight: NDArray[Any], bits: int, lowes
     return _Side(low, high, weight, clips, bits)
 
 
-def _dequantized(x: Matrix, scale: Matrix, zero_point: Matrix, bits: int) -> Matrix:
-    """Return codes less zero point, as float32: the scale is in the weight."""
+def _codes(x: Matrix, scale: Matrix, zero_point: Matrix, bits: int) -> Matrix:
+    """Return the codes of x, as float32."""
     codes = np.clip(np.rint(x / scale + zero_point), np.float32(0), np.float32((1 << bits) - 1))
-    return np.asarray(codes - zero_point, dtype=np.float32)
+    return np.asarray(codes, dtype=np.float32)
 
 
 def _int8_weight(weight: NDArray[Any], scale: NDArray[np.float64]) -> Matrix:
@@ -142,7 +142,12 @@ def search_block(block: FloatFfn, input: "TensorStatistics", hidden: "TensorStat
 
     def hidden_with(scales: ChannelQuantization) -> Matrix:
         scale, zero = scales.scale.astype(np.float32), scales.zero_point.astype(np.float32)
-        return activated(_dequantized(x, scale, zero, bits) @ _int8_weight(first, scales.scale) + bias)
+        # The middles of the ranges pass through the float weight into the bias, as in make_integer_ffn.
+        middle = np.float32(middle_code(bits))
+        about_middle = _codes(x, scale, zero, bits) - middle
+        constant = bias + (middle - scales.zero_point) * scales.scale @ first
+        sums = about_middle @ _int8_weight(first, scales.scale) + constant.astype(np.float32)
+        return activated(np.asarray(sums, dtype=np.float32))
 
     _, input_choice, input_scales = _least(
         _side(input, first, bits), lambda scales: squared(hidden_with(scales) @ second)
@@ -152,7 +157,7 @@ def search_block(block: FloatFfn, input: "TensorStatistics", hidden: "TensorStat
     def with_hidden(scales: ChannelQuantization) -> float:
         params = hidden_qparams(scales, block.activation, block.alpha)
         scale, zero = params.scale.astype(np.float32), params.zero_point.astype(np.float32)
-        return squared(_dequantized(values, scale, zero, bits) @ _int8_weight(second, params.scale))
+        return squared((_codes(values, scale, zero, bits) - zero) @ _int8_weight(second, params.scale))
 
     lowest = dip(block.activation, block.alpha).y
     error, hidden_choice, hidden_scales = _least(_side(hidden, second, bits, lowest), with_hidden)

@@ -1,5 +1,6 @@
 """From a float model and data to a model whose activations, or whole FFNs, run in integers."""
 
+import dataclasses
 import fnmatch
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +17,7 @@ from qgelu.errors import QGeluError
 from qgelu.ffn import FloatFfn, IntegerFfn, make_integer_ffn
 from qgelu.ffn_search import search_block
 from qgelu.graph.editor import GraphEditor
-from qgelu.graph.findings import Findings, Site
+from qgelu.graph.findings import Ffn, Findings, Site
 from qgelu.graph.functions import DOMAIN
 from qgelu.graph.model_file import load_model, save_model
 from qgelu.graph.rewrite_activation import rewrite_activation
@@ -254,15 +255,38 @@ def _tensor_qparams(choice: _Choice, name: str) -> QParams:
     return calibration.qparams_from_range(low, high, choice.bits, signed=False)
 
 
+def _check_finite(ffn: Ffn) -> None:
+    for linear in (ffn.first, ffn.second):
+        if not np.isfinite(linear.weight).all():
+            raise QGeluError(f"weight {linear.weight_name!r} holds NaN or infinity: check the model")
+        if linear.bias is not None and not np.isfinite(linear.bias).all():
+            raise QGeluError(f"the bias after weight {linear.weight_name!r} holds NaN or infinity: check the model")
+
+
+def _without_taken_layer(site: Site, second_layers: set[str]) -> Site:
+    """Return a site as an activation only if its first layer is the second one of an FFN rewritten before it."""
+    if site.ffn is None or second_layers.isdisjoint(site.ffn.first.node_outputs):
+        return site
+    return dataclasses.replace(
+        site, scope="activation", ffn=None, reason="the layer before it is the second of another FFN"
+    )
+
+
 def _rewrite(
     editor: GraphEditor, site: Site, scope: Scope, choice: _Choice, element_type: int
 ) -> tuple[Plan, Scope, str]:
     """Rewrite one site; return its plan, the scope it got, and why that is less than asked for."""
     note = "" if site.scope == "ffn" or scope == "activation" else site.reason
     if scope == "ffn" and site.ffn is not None:
+        _check_finite(site.ffn)
         if choice.target == "qdq":
             plan = _activation_plan(site, choice)
-            rewrite_qdq_ffn(editor, site, site.ffn, plan, _tensor_qparams(choice, site.ffn.first.input), element_type)
+            input = _tensor_qparams(choice, site.ffn.first.input)
+            try:
+                rewrite_qdq_ffn(editor, site, site.ffn, plan, input, element_type)
+            except QGeluError as error:
+                rewrite_qdq_activation(editor, site, plan, element_type)
+                return plan, "activation", str(error)
             return plan, "ffn", ""
         try:
             block = _integer_block(site, choice)
@@ -360,10 +384,14 @@ def quantize(
     editor = GraphEditor(proto)
     choice = _Choice(calibration, bits, method, target)  # type: ignore[arg-type]
     done = []
-    for index, site in enumerate(chosen):
+    second_layers: set[str] = set()
+    for index, found in enumerate(chosen):
         report("quantize", index, len(chosen))
+        site = _without_taken_layer(found, second_layers)
         element_type = types.get(site.input, TensorProto.FLOAT)
         plan, got, note = _rewrite(editor, site, scope, choice, element_type)  # type: ignore[arg-type]
+        if got == "ffn" and site.ffn is not None:
+            second_layers.update(site.ffn.second.node_outputs)
         done.append(
             QuantizedSite(site.name, site.activation, site.alpha, site.input, site.output, got, bits, note, plan)
         )

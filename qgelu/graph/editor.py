@@ -158,6 +158,7 @@ class GraphEditor:
         for function in self._functions.values():
             if (function.domain, function.name) not in present:
                 self.model.functions.append(function)
+        self.model.ir_version = max(self.model.ir_version, 4)  # the first where initializers need not be inputs
         if self._functions:
             self._import(DOMAIN, VERSION)
             self._import(ML_DOMAIN, self.ml_version)

@@ -3,6 +3,8 @@
 The float nodes of a site are repeated between the new nodes; the originals go where nothing else reads them.
 """
 
+from typing import Any
+
 import numpy as np
 import onnx
 
@@ -13,6 +15,9 @@ from qgelu.graph.findings import Ffn, Linear, Site
 from qgelu.graph.rewrite_activation import check_element_type, dequantize_nodes, quantize_nodes
 from qgelu.qparams import QParams
 from qgelu.table_plan import TablePlan
+
+_BIAS_LIMIT = (1 << 31) - 1
+_WITHOUT_BIAS = {"BiasGelu": "Gelu", "FastGelu": "FastGelu"}
 
 
 def _quantize_dequantize(editor: GraphEditor, x: str, params: QParams, hint: str, output: str | None = None) -> str:
@@ -36,6 +41,20 @@ def _repeat(
         )
 
 
+def _repeat_activation(
+    editor: GraphEditor, site: Site, producers: dict[str, onnx.NodeProto], renamed: dict[str, str], hint: str
+) -> None:
+    """Queue copies of the activation's nodes; of one that adds a bias, the one that does not."""
+    if site.bias is None:
+        _repeat(editor, producers, site.region, renamed, hint)
+        return
+    node = producers[site.output]
+    operator = _WITHOUT_BIAS[node.op_type]
+    renamed[site.output] = editor.node(
+        operator, [renamed[site.input]], f"{hint}/{operator.lower()}", domain=node.domain
+    )
+
+
 def _check_float32(element_type: int, name: str) -> None:
     check_element_type(element_type, name)
     if element_type != onnx.TensorProto.FLOAT:
@@ -48,10 +67,26 @@ def rewrite_qdq_activation(editor: GraphEditor, site: Site, plan: TablePlan, ele
     assert isinstance(plan.input, QParams)
     hint = f"qgelu/{site.name}"
     producers = {output: node for node in editor.graph.node for output in node.output}
-    renamed = {site.input: _quantize_dequantize(editor, site.input, plan.input, f"{hint}/input")}
-    _repeat(editor, producers, site.region, renamed, hint)
+    x = site.input
+    if site.bias is not None:
+        x = editor.node("Add", [x, editor.constant(site.bias.astype(np.float32), f"{hint}/bias")], f"{hint}/biased")
+    renamed = {site.input: _quantize_dequantize(editor, x, plan.input, f"{hint}/input")}
+    _repeat_activation(editor, site, producers, renamed, hint)
     _quantize_dequantize(editor, renamed[site.output], plan.output, f"{hint}/output", site.output)
     editor.replace(site.output)
+
+
+def _check_bias(linear: Linear, input_scale: Any) -> None:
+    """Raise QGeluError if a runtime that makes the bias int32, as for an integer Gemm, would saturate it."""
+    if linear.bias is None:
+        return
+    _, scale = quantize_weight(linear.weight.astype(np.float64))
+    codes = np.abs(linear.bias.astype(np.float64)) / (scale * input_scale)
+    if codes.size and float(codes.max()) > _BIAS_LIMIT:
+        raise QGeluError(
+            f"the bias after weight {linear.weight_name!r} does not fit int32 at channel {int(np.argmax(codes))}: "
+            "leave this site out"
+        )
 
 
 def _linear(editor: GraphEditor, x: str, linear: Linear, hint: str, output: str | None = None) -> str:
@@ -77,8 +112,16 @@ def _linear(editor: GraphEditor, x: str, linear: Linear, hint: str, output: str 
 def rewrite_qdq_ffn(
     editor: GraphEditor, site: Site, ffn: Ffn, plan: TablePlan, input: QParams, element_type: int
 ) -> None:
-    """Put QuantizeLinear and DequantizeLinear around both matmuls, their weights and the float activation."""
+    """Put QuantizeLinear and DequantizeLinear around both matmuls, their weights and the float activation.
+
+    Raises
+    ------
+    QGeluError
+        If the site's element type cannot be served, or a bias would not fit int32; the graph is as before then.
+    """
     _check_float32(element_type, site.name)
+    _check_bias(ffn.first, input.scale)
+    _check_bias(ffn.second, plan.output.scale)
     assert isinstance(plan.input, QParams)
     hint = f"qgelu/{site.name}"
     producers = {output: node for node in editor.graph.node for output in node.output}
@@ -87,7 +130,7 @@ def rewrite_qdq_ffn(
     _repeat(editor, producers, ffn.before, renamed, f"{hint}/before")
     source = renamed.get(site.input, site.input)
     renamed[site.input] = _quantize_dequantize(editor, source, plan.input, f"{hint}/preactivation")
-    _repeat(editor, producers, site.region, renamed, hint)
+    _repeat_activation(editor, site, producers, renamed, hint)
     renamed[site.output] = _quantize_dequantize(editor, renamed[site.output], plan.output, f"{hint}/hidden")
     _repeat(editor, producers, ffn.after, renamed, f"{hint}/after")
     _linear(editor, renamed[ffn.second.input], ffn.second, f"{hint}/second", ffn.second.output)

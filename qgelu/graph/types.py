@@ -40,13 +40,20 @@ def with_minimum_opset(model: onnx.ModelProto) -> onnx.ModelProto:
     if version >= MINIMUM_OPSET:
         return model
     try:
-        return version_converter.convert_version(model, MINIMUM_OPSET)
+        converted = version_converter.convert_version(model, MINIMUM_OPSET)
     except Exception as error:  # the converter raises RuntimeError and others alike
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise QGeluError(
             f"the model's opset {version} could not be raised to {MINIMUM_OPSET} ({reason}): "
             f"export it with opset {MINIMUM_OPSET} or newer"
         ) from None
+    # The converter drops the model's functions and the versions of their domains.
+    del converted.functions[:]
+    converted.functions.extend(model.functions)
+    kept = [entry for entry in model.opset_import if entry.domain not in {"", "ai.onnx"}]
+    del converted.opset_import[:]
+    converted.opset_import.extend([onnx.helper.make_opsetid("", MINIMUM_OPSET), *kept])
+    return converted
 
 
 def element_types(model: onnx.ModelProto) -> dict[str, int]:
