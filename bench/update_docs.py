@@ -9,6 +9,7 @@ import sys
 
 from marked import replace, table
 
+from qgelu.cli import cli
 from qgelu.polynomial import FORMATS, tail_polynomial
 
 
@@ -25,7 +26,17 @@ def tails():
     return table(header, rows)
 
 
-TABLES = {("docs/arithmetic.md", "tails"): tails}
+def commands():
+    """Return the help of every command, for docs/command-line.md."""
+    lines = []
+    for name, command in cli.commands.items():
+        context = command.make_context(f"qgelu {name}", [], resilient_parsing=True)
+        context.max_content_width = context.terminal_width = 100
+        lines += [f"### qgelu {name}", "", "```", *command.get_help(context).splitlines(), "```", ""]
+    return lines
+
+
+TABLES = {("docs/arithmetic.md", "tails"): tails, ("docs/command-line.md", "commands"): commands}
 
 
 def main():
