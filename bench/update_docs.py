@@ -38,12 +38,18 @@ def commands():
 
 TABLES = {("docs/arithmetic.md", "tails"): tails, ("docs/command-line.md", "commands"): commands}
 
+# Help is laid out by click, whose versions differ: a test looks for every option instead.
+UNCHECKED = {"commands"}
+
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="compare only")
     check = parser.parse_args().check
-    changed = [f"{file}: {name}" for (file, name), make in TABLES.items() if replace(file, name, make(), check=check)]
+    changed = []
+    for (file, name), make in TABLES.items():
+        if not (check and name in UNCHECKED) and replace(file, name, make(), check=check):
+            changed.append(f"{file}: {name}")
     if check and changed:
         sys.exit("would change: " + ", ".join(changed))
 

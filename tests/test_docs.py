@@ -5,7 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
+
+from qgelu.cli import cli
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -23,6 +26,15 @@ def test_generated_parts_are_current():
         [sys.executable, "bench/update_docs.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_every_option_is_on_the_command_line_page():
+    text = (ROOT / "docs" / "command-line.md").read_text()
+    for name, command in cli.commands.items():
+        assert f"qgelu {name}" in text
+        for parameter in command.params:
+            if isinstance(parameter, click.Option):
+                assert all(option in text for option in parameter.opts), f"{name}: {parameter.opts}"
 
 
 def test_the_readme_python_runs():
