@@ -80,7 +80,9 @@ def main() -> None:
     every = os.cpu_count() or 1
     threads = [1] if options.quick or every == 1 else [1, every]
     rounds = 11 if options.quick else options.rounds
+    load_average = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
     result = {
+        "load_average": load_average,
         "config": {**get_config(), "cpu_model": cpu_model()},
         "versions": versions(),
         "rounds": rounds,

@@ -48,7 +48,7 @@ def write_chart(result: dict[str, Any], path: Path) -> None:
     shape = result["rows"][0]["shape"]
     kernels = [kernel for kernel in TITLES if _select(result, kernel=kernel)]
     counts = [len(_select(result, kernel=kernel, shape=shape, threads=1)) for kernel in kernels]
-    plt.rcParams["svg.hashsalt"] = "qgelu"
+    plt.rcParams.update({"svg.hashsalt": "qgelu", "svg.fonttype": "none"})
     figure, axes = plt.subplots(
         len(kernels),
         figsize=(9, 0.32 * sum(counts) + 0.8 * len(kernels)),
@@ -80,7 +80,7 @@ def _machine(result: dict[str, Any]) -> list[str]:
     return [
         f"{config['cpu_model']} ({config['cpu']} to LLVM), {config['cpu_count']} cores; {present}"
         f"{f'; not installed: {absent}' if absent else ''}. Medians of {result['rounds']} measurements, quartiles in "
-        "brackets."
+        f"brackets. Load average of the machine before the start: {result['load_average']:.1f}."
     ]
 
 
