@@ -103,3 +103,10 @@ def test_accumulators_are_exact():
     second = first.astype(object) @ integer.second_weight.astype(object)
     expected = second.astype(np.int32).astype(np.float32) * integer.output_multiplier + integer.output_bias
     np.testing.assert_array_equal(integer.run(x), expected)
+
+
+def test_scales_that_need_the_wide_arithmetic_are_refused():
+    block = make_block(np.random.default_rng(7))
+    source = ChannelQuantization(np.full(12, 0.05), np.full(12, 127.0), 8)
+    with pytest.raises(QGeluError, match="need the wide arithmetic"):
+        make_integer_ffn(block, source, ChannelQuantization(np.full(24, 500.0), np.full(24, 3.0), 8))
