@@ -252,7 +252,9 @@ def test_every_kind_of_bias(plan):
     for dtype in (np.int16, np.int32, np.int64, ">i4"):
         assert np.array_equal(plan(codes, bias=each.astype(dtype)), expected)
     assert np.array_equal(plan(codes, bias=each.tolist()), expected)
-    assert np.array_equal(plan(codes, bias=np.repeat(each, 2)[::2]), expected)
+    for dtype in (np.int32, np.int64):
+        assert np.array_equal(plan(codes, bias=np.repeat(each.astype(dtype), 2)[::2]), expected)
+        assert np.array_equal(plan(codes, bias=each.astype(dtype)[::-1].copy()[::-1]), expected)
     locked = each.astype(np.int32)
     locked.setflags(write=False)
     assert np.array_equal(plan(codes, bias=locked), expected)
@@ -280,6 +282,10 @@ def test_every_kind_of_bias(plan):
         [1, 2],
         [1, 2, 3, 4],
         [[1, 2, 3]],
+        np.array([1, 2], np.int32),
+        np.array([1, 2, 3, 4], np.int32),
+        np.array([[1, 2, 3]], np.int32),
+        np.array([1], np.int32),
         [],
         [1, [2]],
         np.nan,
@@ -292,8 +298,9 @@ def test_bad_bias_is_refused(plan, bias):
 
 @pytest.mark.parametrize("plan", [TABLE, FROM_CODES, CODE_CHANNELS])
 def test_bias_goes_with_accumulators_only(plan):
-    with pytest.raises(QGeluError, match="bias goes with accumulators"):
-        plan(sample(plan, (5, 3)), bias=1)
+    for bias in (1, [1, 2, 3], np.array([1, 2, 3], np.int32)):
+        with pytest.raises(QGeluError, match="bias goes with accumulators"):
+            plan(sample(plan, (5, 3)), bias=bias)
 
 
 def test_bias_of_a_scalar_input():

@@ -384,7 +384,7 @@ def test_bounds_hold_for_integers_that_are_a_little_off(activation, bits):
 
 
 def test_a_scale_that_16_bit_lanes_refuse_goes_to_the_wide_arithmetic():
-    """The argument's shift is so much larger than the linear one that the clamp leaves 32 bits."""
+    """The output scale is so coarse that the tail's 16-bit multiplier would be 0."""
     rng = np.random.default_rng(34)
     for input_scale in (1e-3, 0.01, 0.1):
         plan = make_plan(AccumulatorParams(input_scale), QParams(1000.0, 3))
