@@ -265,6 +265,15 @@ def test_every_kind_of_bias(plan):
     assert np.array_equal(plan(codes[0], bias=each), expected[0])
 
 
+@pytest.mark.parametrize("plan", [NARROW, WIDE, IBERT])
+def test_a_strided_bias_of_many_channels(plan):
+    codes = sample(plan, (4, 300))
+    each = np.arange(-150, 150, dtype=np.int32) * 7
+    expected = plan((codes + each).astype(np.int32))
+    for bias in (np.repeat(each, 3)[::3], each[::-1].copy()[::-1], np.stack([each, each + 1], axis=1)[:, 0]):
+        assert np.array_equal(plan(codes, bias=bias), expected)
+
+
 @pytest.mark.parametrize("plan", [NARROW, WIDE, IBERT, CHANNELS])
 @pytest.mark.parametrize(
     "bias",
