@@ -8,9 +8,10 @@ import onnxruntime
 import pytest
 from site_models import ffn_model
 
+from calibration import model_digest
 from qgelu.errors import QGeluError
 from qgelu.graph import model_file
-from qgelu.graph.model_file import load_model, model_digest, save_model
+from qgelu.graph.model_file import load_model, save_model
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Reading and writing ONNX files: one clear line if that fails, and never a half-written file."""
 
 import contextlib
-import hashlib
 import os
 import secrets
 from collections.abc import Iterator
@@ -90,32 +89,6 @@ def save_model(model: onnx.ModelProto, path: str | os.PathLike[str]) -> None:
         raise
     except (OSError, EncodeError, ValueError) as error:
         raise QGeluError(f"{file} cannot be written: {_first_line(error)}") from error
-
-
-def model_digest(model: onnx.ModelProto) -> str:
-    """Return the SHA-256 of a model's graph, opsets and functions, in hexadecimal.
-
-    It does not depend on where the weights are stored, nor on names or notes about the model as a whole.
-    """
-    digest = hashlib.sha256()
-
-    def add(content: bytes) -> None:
-        digest.update(len(content).to_bytes(8, "little"))
-        digest.update(content)
-
-    for tensor in model.graph.initializer:
-        add(repr((tensor.name, tensor.data_type, list(tensor.dims))).encode())
-        add(tensor.raw_data)
-        if not tensor.raw_data:
-            add(tensor.SerializeToString(deterministic=True))
-    graph = model.graph
-    for part in (graph.node, graph.input, graph.output, graph.sparse_initializer, model.functions):
-        add(len(part).to_bytes(8, "little"))
-        for entry in part:
-            add(entry.SerializeToString(deterministic=True))
-    for domain, version in sorted((entry.domain, entry.version) for entry in model.opset_import):
-        add(f"{domain}:{version}".encode())
-    return digest.hexdigest()
 
 
 def _check_contents(model: onnx.ModelProto, file: Path) -> None:
