@@ -43,7 +43,6 @@ _TWO_SQRT_2_OVER_PI: Final = 2.0 * math.sqrt(2.0 / math.pi)
 # Frameworks' names for the same four functions.
 _FRAMEWORK_NAMES: Final[dict[str, Activation]] = {
     "none": "gelu",
-    "gelu_10": "gelu",
     "tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
@@ -66,9 +65,16 @@ def canonical_name(name: str) -> Activation:
     Raises
     ------
     QGeluError
-        If the name is not known.
+        If the name is not known, or is that of a function of two steps (``gelu_10``: gelu, then a clip).
     """
+    if not isinstance(name, str):
+        raise QGeluError(f"activation must be a name, not {name!r}: use one of {', '.join(ACTIVATIONS)}")
     key = name.lower()
+    if key == "gelu_10":
+        raise QGeluError(
+            "activation 'gelu_10' is gelu, then a clip to [-10, 10]: use 'gelu', with an output whose largest code "
+            "stands for at most 10"
+        )
     if key in ACTIVATIONS:
         return key
     if key in _FRAMEWORK_NAMES:

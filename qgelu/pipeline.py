@@ -130,12 +130,17 @@ def select_sites(findings: Findings, names: Sequence[str] | None) -> tuple[Site,
     return tuple(site for site in findings.sites if site.name in chosen)
 
 
-def check_not_quantized(model: onnx.ModelProto) -> None:
+def model_name(source: object) -> str:
+    """Return what to call a model in messages: its path, or "the model"."""
+    return str(source) if isinstance(source, str | PathLike) else "the model"
+
+
+def check_not_quantized(model: onnx.ModelProto, name: str = "the model") -> None:
     """Raise QGeluError if a model has been through :func:`quantize` already."""
     if any(entry.key == METADATA_KEY for entry in model.metadata_props) or any(
         node.domain == DOMAIN for node in model.graph.node
     ):
-        raise QGeluError("the model is quantized by qgelu already: give the float model")
+        raise QGeluError(f"{name} is quantized by qgelu already: give the float model")
 
 
 def calibrate(
@@ -166,7 +171,7 @@ def calibrate(
     import calibration
 
     proto = as_model(model)
-    check_not_quantized(proto)
+    check_not_quantized(proto, model_name(model))
     chosen = select_sites(find_sites(proto), sites)
     report = progress or _no_progress
     requests = []
@@ -370,7 +375,7 @@ def quantize(
 
     _check_options(scope, bits, target, method)
     original = as_model(model)
-    check_not_quantized(original)
+    check_not_quantized(original, model_name(model))
     proto = with_minimum_opset(original)
     chosen = select_sites(find_sites(proto), sites)
     if (data is None) == (calibration is None):
@@ -424,11 +429,13 @@ def _check_result(result: onnx.ModelProto, original: onnx.ModelProto) -> None:
 
 
 def _write_metadata(model: onnx.ModelProto, sites: Iterable[QuantizedSite], target: str) -> None:
+    from qgelu.plan_json import plan_to_dict
+
     entries = [
         {
             **{key: value for key, value in vars(site).items() if key != "plan"},
             "target": target,
-            "plan": json.loads(site.plan.to_json()),
+            "plan": plan_to_dict(site.plan, packed=True),
         }
         for site in sites
     ]
@@ -436,8 +443,14 @@ def _write_metadata(model: onnx.ModelProto, sites: Iterable[QuantizedSite], targ
     entry.key, entry.value = METADATA_KEY, json.dumps(entries, separators=(",", ":"))
 
 
-def quantized_sites(model: onnx.ModelProto) -> tuple[QuantizedSite, ...]:
+def quantized_sites(model: onnx.ModelProto, name: str = "the model") -> tuple[QuantizedSite, ...]:
     """Return the sites that a quantized model's metadata names, their plans proved anew.
+
+    Parameters
+    ----------
+    model : ModelProto
+    name : str
+        What to call it in messages.
 
     Raises
     ------
@@ -448,7 +461,9 @@ def quantized_sites(model: onnx.ModelProto) -> tuple[QuantizedSite, ...]:
 
     text = next((entry.value for entry in model.metadata_props if entry.key == METADATA_KEY), None)
     if text is None:
-        raise QGeluError("the model was not quantized by qgelu: it has no metadata 'qgelu.sites'")
+        raise QGeluError(
+            f"{name} was not quantized by qgelu (it has no metadata {METADATA_KEY!r}): give what 'qgelu quantize' wrote"
+        )
     try:
         return tuple(
             QuantizedSite(
@@ -458,5 +473,7 @@ def quantized_sites(model: onnx.ModelProto) -> tuple[QuantizedSite, ...]:
             )
             for entry in json.loads(text)
         )
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
-        raise QGeluError(f"metadata 'qgelu.sites' is damaged: {type(error).__name__}: {error}") from None
+    except QGeluError as error:
+        raise QGeluError(f"{name}: metadata {METADATA_KEY!r}: {error}") from None
+    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+        raise QGeluError(f"{name}: metadata {METADATA_KEY!r} is damaged: {type(error).__name__}: {error}") from None

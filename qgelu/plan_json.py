@@ -1,6 +1,9 @@
 """Plans as JSON. What is read back is the integers; the certificate is proved again, never trusted."""
 
+import base64
+import binascii
 import json
+import zlib
 from dataclasses import asdict, fields
 from typing import Any, Final
 
@@ -15,11 +18,14 @@ from qgelu.plan import Plan
 from qgelu.polynomial import FORMATS, TailPolynomial, family_of
 from qgelu.polynomial_plan import polynomial_plan_from_parameters
 from qgelu.qparams import AccumulatorParams, QParams
-from qgelu.table_plan import check_per_tensor, table_plan_from_table
+from qgelu.table_plan import TablePlan, check_per_tensor, table_plan_from_table
 from qgelu.wide import WideParameters
 
 FORMAT: Final = "qgelu.plan"
 VERSION: Final = 1
+
+_LONGEST_LISTED: Final = 256
+"""Entries of a table up to which it is listed in every file, for people to read."""
 
 
 def _plain(value: Any) -> Any:
@@ -30,21 +36,51 @@ def _params_to_dict(params: QParams | AccumulatorParams) -> dict[str, Any]:
     return {field.name: _plain(getattr(params, field.name)) for field in fields(params)}
 
 
+def _packed_table(table: NDArray[Any]) -> dict[str, str]:
+    """Return a table's differences, little-endian int32, in zlib and base64: 65,536 entries take about 2 KB."""
+    steps = np.diff(table.astype(np.int64), prepend=0).astype("<i4")
+    return {"zlib": base64.b64encode(zlib.compress(steps.tobytes(), 9)).decode()}
+
+
+def _unpacked_table(packed: dict[str, Any], entries: int) -> NDArray[np.int64]:
+    size = 4 * entries
+    try:
+        decoder = zlib.decompressobj()
+        content = decoder.decompress(base64.b64decode(packed["zlib"], validate=True), size + 1)
+    except (binascii.Error, zlib.error) as error:
+        raise QGeluError(f"plan: table cannot be unpacked: {error}") from None
+    if len(content) != size:
+        raise QGeluError(f"plan: table does not have {entries} entries")
+    return np.cumsum(np.frombuffer(content, "<i4"), dtype=np.int64)
+
+
+def plan_to_dict(plan: Plan, *, packed: bool = False) -> dict[str, Any]:
+    """Return a plan as JSON values (format ``qgelu.plan``, version 1).
+
+    Parameters
+    ----------
+    packed : bool
+        Whether tables of 65,536 entries are packed instead of listed: for files.
+    """
+    parameters = plan.parameters()
+    if packed and isinstance(plan, TablePlan) and plan.table.size > _LONGEST_LISTED:
+        parameters = {"table": _packed_table(plan.table)}
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "kind": plan.kind,
+        "activation": plan.activation,
+        "alpha": plan.alpha,
+        "input": _params_to_dict(plan.input),
+        "output": _params_to_dict(plan.output),
+        "parameters": parameters,
+        "certificate": asdict(plan.certificate),
+    }
+
+
 def plan_to_json(plan: Plan) -> str:
     """Return a plan as JSON text (format ``qgelu.plan``, version 1)."""
-    return json.dumps(
-        {
-            "format": FORMAT,
-            "version": VERSION,
-            "kind": plan.kind,
-            "activation": plan.activation,
-            "alpha": plan.alpha,
-            "input": _params_to_dict(plan.input),
-            "output": _params_to_dict(plan.output),
-            "parameters": plan.parameters(),
-            "certificate": asdict(plan.certificate),
-        }
-    )
+    return json.dumps(plan_to_dict(plan))
 
 
 def _integers(value: Any, name: str, dtype: str, ndim: int) -> NDArray[Any]:
@@ -125,8 +161,12 @@ def plan_from_json(text: str) -> Plan:
         stored = data["parameters"]
         if data["kind"] == "table" and isinstance(source, QParams):
             check_per_tensor(source, output)
-            table = _integers(stored["table"], "table", output.dtype.name, 1)
-            if table.size != 1 << (8 * source.dtype.itemsize):
+            entries = 1 << (8 * source.dtype.itemsize)
+            listed = stored["table"]
+            if isinstance(listed, dict):
+                listed = _unpacked_table(listed, entries)
+            table = _integers(listed, "table", output.dtype.name, 1)
+            if table.size != entries:
                 raise QGeluError(f"plan: table has {table.size} entries")
             if table.min() < output.qmin or table.max() > output.qmax:
                 raise QGeluError(f"plan: table leaves the codes {output.qmin} to {output.qmax}")

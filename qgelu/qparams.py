@@ -35,6 +35,17 @@ def _check_scale(scale: Any, what: str) -> NDArray[np.float64]:
     return values
 
 
+def _real_numbers(x: ArrayLike, verb: str) -> NDArray[Any]:
+    """Return x as float32 if it is that, else as float64."""
+    try:
+        values = np.asarray(x)
+        if values.dtype.kind not in "biufO":
+            raise TypeError
+        return values if values.dtype == np.float32 else values.astype(np.float64)
+    except (TypeError, ValueError, OverflowError):
+        raise QGeluError(f"cannot {verb} {str(x)[:40]!r}: give an array of real numbers") from None
+
+
 @dataclass(frozen=True, eq=False)
 class QParams:
     """Quantization parameters of a tensor of codes: real = scale * (code - zero_point).
@@ -138,11 +149,10 @@ class QParams:
         Raises
         ------
         QGeluError
-            If x holds NaN. Infinities saturate.
+            If x is not of real numbers, has another number of channels, or holds NaN. Infinities saturate.
         """
-        values = np.asarray(x)
-        if values.dtype != np.float32:
-            values = values.astype(np.float64)
+        values = _real_numbers(x, "quantize")
+        self._check_channels(values, "quantize")
         if np.isnan(values).any():
             raise QGeluError("cannot quantize NaN: clean the data first")
         with np.errstate(over="ignore"):
@@ -151,8 +161,21 @@ class QParams:
         return codes
 
     def dequantize(self, q: ArrayLike) -> NDArray[np.float64]:
-        """Return scale * (q - zero_point) in float64."""
-        return np.asarray(self.scale * (np.asarray(q, dtype=np.float64) - self.zero_point))
+        """Return scale * (q - zero_point) in float64.
+
+        Raises
+        ------
+        QGeluError
+            If q is not of real numbers, or has another number of channels.
+        """
+        codes = _real_numbers(q, "dequantize").astype(np.float64)
+        self._check_channels(codes, "dequantize")
+        return np.asarray(self.scale * (codes - self.zero_point))
+
+    def _check_channels(self, values: NDArray[Any], verb: str) -> None:
+        channels = np.size(self.scale)
+        if values.ndim and channels > 1 and values.shape[-1] not in {1, channels}:
+            raise QGeluError(f"cannot {verb} shape {list(values.shape)}: the last axis must have {channels} channels")
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,6 +19,7 @@ from qgelu.pipeline import (
     QuantizedSite,
     as_model,
     check_not_quantized,
+    model_name,
     quantized_sites,
 )
 from qgelu.sessions import ModelRunner
@@ -229,8 +230,8 @@ def verify(
     report = progress or (lambda stage, done, total: None)
     reference = as_model(float_model)
     quantized = quantized_model.model if isinstance(quantized_model, QuantizedModel) else as_model(quantized_model)
-    check_not_quantized(reference)
-    sites = quantized_sites(quantized)
+    check_not_quantized(reference, model_name(float_model))
+    sites = quantized_sites(quantized, model_name(quantized_model))
     _check_same_model(reference, quantized, sites)
     target = _target(quantized)
     specs = calibration.input_specs(reference)

@@ -112,6 +112,11 @@ def test_framework_names(name, expected):
 def test_unknown_name_and_bad_alpha_are_refused():
     with pytest.raises(QGeluError, match="relu"):
         canonical_name("relu")
+    with pytest.raises(QGeluError, match=r"'gelu_10' is gelu, then a clip to \[-10, 10\]: use 'gelu'"):
+        canonical_name("gelu_10")
+    for name in (None, 7, ["gelu"]):
+        with pytest.raises(QGeluError, match="activation must be a name, not"):
+            canonical_name(name)
     for alpha in (0.0, -1.0, math.nan, math.inf, 1e-320, 1e300, "steep", None):
         with pytest.raises(QGeluError, match="alpha"):
             check_alpha(alpha)

@@ -1,6 +1,7 @@
 """From float models to integer ones: real exporter outputs, what must stay as it was, and what is refused."""
 
 import functools
+import json
 
 import numpy as np
 import onnx
@@ -238,6 +239,26 @@ def test_metadata_holds_the_plans():
     sites = quantized_sites(result.model)
     assert [site.name for site in sites] == ["g_out"]
     assert sites[0].plan.to_json() == result.sites[0].plan.to_json()
+
+
+def test_metadata_of_wide_tables_is_small_and_lists_are_still_read():
+    model = quantize(ffn_model(), batches(), bits=16, scope="activation")
+    (entry,) = (entry for entry in model.model.metadata_props if entry.key == METADATA_KEY)
+    assert len(entry.value) < 8000
+    expected = model.sites[0].plan.to_json()
+    assert quantized_sites(model.model)[0].plan.to_json() == expected
+    content = json.loads(entry.value)
+    content[0]["plan"] = json.loads(expected)
+    entry.value = json.dumps(content)
+    assert quantized_sites(model.model)[0].plan.to_json() == expected
+    for damaged, reason in [
+        ([{**content[0], "plan": {}}], "'m.onnx': metadata 'qgelu.sites': not a qgelu plan"),
+        ([{}], "'m.onnx': metadata 'qgelu.sites' is damaged"),
+        ([7], "'m.onnx': metadata 'qgelu.sites' is damaged"),
+    ]:
+        entry.value = json.dumps(damaged)
+        with pytest.raises(QGeluError, match=reason.replace("'m.onnx'", "m.onnx")):
+            quantized_sites(model.model, "m.onnx")
 
 
 def test_deterministic():

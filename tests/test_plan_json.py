@@ -1,5 +1,7 @@
+import base64
 import copy
 import json
+import zlib
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from random_plans import INT32
 
 from qgelu import AccumulatorParams, QGeluError, QParams, make_plan, plan_from_json
 from qgelu.activations import evaluate
+from qgelu.plan_json import plan_to_dict
 
 PLANS = {
     "table": make_plan(QParams(0.05, 1, 3, True), QParams(0.02, 10)),
@@ -82,6 +85,27 @@ def test_a_changed_table_has_another_certificate():
     assert certificate.max_error_lsb > 100
     assert certificate.misrounded == 1
     assert certificate.worst_case.code == 200
+
+
+def test_packed_tables():
+    plan = PLANS["table of 16 bits"]
+    packed = plan_to_dict(plan, packed=True)
+    assert len(json.dumps(packed)) < 3000
+    assert plan_from_json(json.dumps(packed)).to_json() == plan.to_json()
+    short = base64.b64encode(zlib.compress(bytes(4 * 65535))).decode()
+    long = base64.b64encode(zlib.compress(bytes(4 * 65537))).decode()
+    for table, reason in [
+        ({"zlib": "AAAA"}, "plan: table cannot be unpacked"),
+        ({"zlib": "A"}, "plan: table cannot be unpacked"),
+        ({"zlib": short}, "plan: table does not have 65536 entries"),
+        ({"zlib": long}, "plan: table does not have 65536 entries"),
+        ({"zlib": 7}, "plan is damaged"),
+        ({}, "plan is damaged"),
+    ]:
+        packed["parameters"] = {"table": table}
+        with pytest.raises(QGeluError, match=reason):
+            plan_from_json(json.dumps(packed))
+    assert plan_to_dict(PLANS["table"], packed=True) == plan_to_dict(PLANS["table"])
 
 
 def edited(name, path, value):

@@ -120,6 +120,29 @@ def test_per_channel_quantize_and_dequantize():
     assert params.dequantize(codes).tolist() == [[1.0, 1.0], [2.0, -1.0]]
 
 
+@pytest.mark.parametrize(
+    ("x", "reason"),
+    [
+        ("a", r"cannot quantize 'a': give an array of real numbers"),
+        (["1.5"], "give an array of real numbers"),
+        ([1j], "give an array of real numbers"),
+        ([[1], [1, 2]], "give an array of real numbers"),
+        ([object()], "give an array of real numbers"),
+        (["a", 1.0], "give an array of real numbers"),
+        ([1, 2, 3], r"cannot quantize shape \[3\]: the last axis must have 2 channels"),
+    ],
+)
+def test_what_cannot_be_quantized_is_one_line(x, reason):
+    params = QParams([0.1, 0.2])
+    with pytest.raises(QGeluError, match=reason) as caught:
+        params.quantize(x)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(QGeluError, match=reason.replace("quantize", "dequantize")):
+        params.dequantize(x)
+    assert QParams([0.1]).quantize([1, 2, 3]).tolist() == [10, 20, 30]
+    assert params.quantize([[1.0], [2.0]]).tolist() == [[10, 5], [20, 10]]
+
+
 @given(st.floats(1e-6, 10.0), st.integers(2, 16), st.booleans(), st.integers(0, 2**16 - 1), st.integers(0, 2**16 - 1))
 def test_every_code_survives_a_round_trip(scale, bits, signed, zero, code):
     low = -(2 ** (bits - 1)) if signed else 0

@@ -16,7 +16,16 @@ from qgelu.evaluation import Evaluation, check_mask, evaluate_model
 from qgelu.graph.findings import Site
 from qgelu.graph.sites import find_sites
 from qgelu.graph.types import onnx_version
-from qgelu.pipeline import FFN_MAX_BITS, Progress, as_model, calibrate, check_not_quantized, quantize, select_sites
+from qgelu.pipeline import (
+    FFN_MAX_BITS,
+    Progress,
+    as_model,
+    calibrate,
+    check_not_quantized,
+    model_name,
+    quantize,
+    select_sites,
+)
 from qgelu.reporting.baselines import BASELINES, DESCRIPTIONS, run_baseline
 from qgelu.reporting.content import (
     Candidate,
@@ -251,7 +260,7 @@ def report(
     if metric is not None and metric not in METRIC_NAMES:
         raise QGeluError(f"metric {metric!r} is not known: use one of {', '.join(METRIC_NAMES)}")
     proto = as_model(model)
-    check_not_quantized(proto)
+    check_not_quantized(proto, model_name(model))
     chosen = select_sites(find_sites(proto), sites)
     specs = input_specs(proto)
     check_mask(mask, [spec.name for spec in specs])
