@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from qgelu.inspection import inspect as inspect
     from qgelu.kernels.host import get_config as get_config
     from qgelu.kernels.host import show_config as show_config
+    from qgelu.native.loader import native_library_path as native_library_path
+    from qgelu.native.loader import register as register
     from qgelu.pipeline import calibrate as calibrate
     from qgelu.pipeline import quantize as quantize
     from qgelu.plan import Plan as Plan
@@ -33,7 +35,9 @@ _HOMES = {
     "inspect": "qgelu.inspection",
     "get_config": "qgelu.kernels.host",
     "make_plan": "qgelu.planner",
+    "native_library_path": "qgelu.native.loader",
     "plan_from_json": "qgelu.plan_json",
+    "register": "qgelu.native.loader",
     "show_config": "qgelu.kernels.host",
     "quantize": "qgelu.pipeline",
     "report": "qgelu.reporting.builder",

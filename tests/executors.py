@@ -15,7 +15,7 @@ def _call_two_threads(plan, source, bias):
     return plan(source, bias=bias, threads=2)
 
 
-def _plain_loop(plan, source, bias):
+def plain_loop(plan, source, bias):
     """The scalar loop that certificates are enumerated with, channel by channel; it takes sums."""
     sums = source.astype(np.int64) + (0 if bias is None else np.asarray(bias, dtype=np.int64))
     sums = np.clip(sums, INT32.min, INT32.max)  # far beyond every clamp
@@ -24,4 +24,4 @@ def _plain_loop(plan, source, bias):
     return np.stack([plan.run_values(sums[:, channel], channel) for channel in range(plan.channels)], axis=1)
 
 
-EXECUTORS = {"kernel": _call, "kernel, two threads": _call_two_threads, "plain loop": _plain_loop}
+EXECUTORS = {"kernel": _call, "kernel, two threads": _call_two_threads, "plain loop": plain_loop}

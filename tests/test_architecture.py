@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
     {"qgelu.errors"},
     {"qgelu.activations", "qgelu.qparams", "qgelu._erfc"},
+    {"qgelu.native"},
     {"qgelu.kernels"},
     {
         "qgelu.certificate",

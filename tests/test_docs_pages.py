@@ -54,7 +54,7 @@ def test_every_file_has_its_line():
         str(path.relative_to(ROOT))
         for package in ("qgelu", "calibration")
         for path in (ROOT / package).rglob("*")
-        if path.suffix in {".py", ".j2", ".onnx", ".npz"}
+        if path.suffix in {".py", ".j2", ".onnx", ".npz", ".c", ".h"}
     }
     assert named == there
     for script in re.findall(r"`((?:bench|tests)/\w+\.py)`", text):

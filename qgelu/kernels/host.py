@@ -7,12 +7,14 @@ import platform
 from typing import Any
 
 from qgelu import __version__
+from qgelu.errors import QGeluError
 from qgelu.kernels.cpu import VARIABLE, offered, target
 from qgelu.kernels.registry import KERNELS, selected
+from qgelu.native.loader import native_library_path
 
 
 def get_config() -> dict[str, Any]:
-    """Return the versions, the CPU and the path of every kernel, as JSON values.
+    """Return the versions, the CPU and the path of every kernel, and the native library, as JSON values.
 
     Raises
     ------
@@ -32,7 +34,16 @@ def get_config() -> dict[str, Any]:
         "paths_offered": offered(features),
         VARIABLE: os.environ.get(VARIABLE) or None,
         "kernels": {kernel: selected(kernel).path for kernel in KERNELS},
+        "native": _native(),
     }
+
+
+def _native() -> dict[str, str | None]:
+    """Return where the native library for ONNX Runtime is, or how to get it."""
+    try:
+        return {"library": str(native_library_path()), "missing": None}
+    except QGeluError as error:
+        return {"library": None, "missing": str(error)}
 
 
 def show_config() -> None:
