@@ -28,6 +28,7 @@ EXAMPLES = {
     "calibrate": "calibrate digits_vit.onnx --data calib.npz -o calibration.json --json",
     "merge": "calibrate --merge calibration.json more.json -o both.json --json",
     "quantize": "quantize digits_vit.onnx --calibration calibration.json -o digits.int8.onnx --json",
+    "goal": "quantize digits_vit.onnx --data calib.npz --target-metric sqnr=25 -o digits.mixed.onnx",
     "verify_table": "verify digits_vit.onnx digits.int8.onnx --data test.npz",
     "verify": "verify digits_vit.onnx digits.int8.onnx --data test.npz --json",
     "report": "report digits_vit.onnx --data calib.npz --test test.npz --labels labels.npy"

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from calibration.digest import model_digest
     from calibration.equalization import ChannelScales, equalize
     from calibration.errors import CalibrationError
+    from calibration.held_out import held_out_samples, hold_out
     from calibration.histogram import Histogram
     from calibration.inputs import InputSpec, input_specs
     from calibration.observers import TensorObserver, TensorStatistics, observe
@@ -32,6 +33,8 @@ _HOMES = {
     "TensorStatistics": "observers",
     "capture": "capturing",
     "equalize": "equalization",
+    "held_out_samples": "held_out",
+    "hold_out": "held_out",
     "input_specs": "inputs",
     "model_digest": "digest",
     "negligible_below": "activation_range",
@@ -55,6 +58,8 @@ __all__ = [
     "TensorStatistics",
     "capture",
     "equalize",
+    "held_out_samples",
+    "hold_out",
     "input_specs",
     "model_digest",
     "negligible_below",

@@ -62,6 +62,7 @@ def open_data(source: Source, inputs: Sequence[InputSpec]) -> BatchSource:
         - ``package.module:function``: returns an iterable of feeds (mappings of input name to array), each
           a batch. The module is imported with the current folder first on the path.
         - iterable of feeds, or callable that returns one.
+        - what this function returned before.
     inputs : sequence of InputSpec
         What the model takes.
 
@@ -71,6 +72,8 @@ def open_data(source: Source, inputs: Sequence[InputSpec]) -> BatchSource:
         If the source cannot be read or does not fit the model: here where that can be told at once, else on
         the way through it.
     """
+    if isinstance(source, BatchSource):
+        return source
     if not inputs:
         raise CalibrationError("the model has no inputs: there is nothing to feed")
     if isinstance(source, Mapping):

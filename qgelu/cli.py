@@ -18,6 +18,7 @@ from qgelu.errors import QGeluError
 
 if TYPE_CHECKING:
     from calibration import Calibration
+    from qgelu.pipeline import QuantizedSite
 
 CHECK_FAILED: Final = 1
 BAD_INPUT: Final = 2
@@ -94,6 +95,15 @@ def _print_json(content: dict[str, Any]) -> None:
     click.echo(json.dumps(content, indent=2, allow_nan=False))
 
 
+def _site_to_dict(site: "QuantizedSite") -> dict[str, Any]:
+    keys = ("name", "activation", "alpha", "input", "output", "scope", "bits", "note")
+    return {
+        **{key: getattr(site, key) for key in keys},
+        "plan": site.plan.kind,
+        "max_error_lsb": site.plan.certificate.max_error_lsb,
+    }
+
+
 def _load_calibration(path: str | None) -> "Calibration | None":
     if path is None:
         return None
@@ -141,13 +151,18 @@ def demo(output: str, threads: int | None, as_json: bool) -> None:
 @click.argument("model")
 @_json_option
 def inspect(model: str, as_json: bool) -> None:
-    """Show where MODEL computes a GELU, QuickGELU or SiLU, and which of these are whole FFNs."""
+    """Show where MODEL computes a GELU, QuickGELU or SiLU, and which of these are whole FFNs.
+
+    Of a model that is quantized already, show what was done at each site too.
+    """
     from qgelu.graph.model_file import load_model
     from qgelu.graph.sites import find_sites
     from qgelu.graph.types import onnx_version
+    from qgelu.pipeline import is_quantized, quantized_sites
 
     proto = load_model(model)
     findings, opset = find_sites(proto), onnx_version(proto)
+    done = quantized_sites(proto, model) if is_quantized(proto) else ()
     if as_json:
         keys = ("name", "activation", "alpha", "input", "output", "scope", "reason")
         _print_json(
@@ -156,13 +171,17 @@ def inspect(model: str, as_json: bool) -> None:
                 "opset": opset,
                 "sites": [{key: getattr(site, key) for key in keys} for site in findings.sites],
                 "near_misses": [{"anchor": miss.anchor, "reason": miss.reason} for miss in findings.near_misses],
+                "quantized": [_site_to_dict(site) for site in done],
             }
         )
     else:
         from qgelu.terminal import make_console
-        from qgelu.terminal_tables import print_findings
+        from qgelu.terminal_tables import print_findings, print_quantized_sites
 
-        print_findings(make_console(), model, opset, findings)
+        console = make_console()
+        print_findings(console, model, opset, findings)
+        if done:
+            print_quantized_sites(console, done)
 
 
 @cli.command()
@@ -256,10 +275,21 @@ def calibrate(
 @click.option(
     "--bits",
     type=click.IntRange(*_BITS),
-    default=8,
-    show_default=True,
-    help="Of the activations' codes: 2 to 8, or to 16 with --scope activation.",
+    help="Of the activations' codes: 2 to 8, or to 16 with --scope activation; 8 if neither this nor a goal is given.",
 )
+@click.option(
+    "--target-metric",
+    metavar="NAME=VALUE",
+    help="Goal: the fewest bits for each site that keep cosine, worst-cosine, sqnr, top1 or accuracy at VALUE or more, "
+    "or relative-error at VALUE or less.",
+)
+@click.option(
+    "--max-drop",
+    type=click.FloatRange(0.0, 1.0),
+    help="Goal: lose at most this share of accuracy (with --labels), of top-1 agreement, or of the cosine.",
+)
+@click.option("--test", metavar="D", help="Samples to measure a goal on; else every fourth of --data, held out.")
+@click.option("--labels", metavar="L", help="Right class of each sample of --test, or of --data (.npy).")
 @click.option(
     "--target",
     type=click.Choice(_TARGETS),
@@ -284,7 +314,11 @@ def quantize(
     calibration: str | None,
     output: str,
     scope: str,
-    bits: int,
+    bits: int | None,
+    target_metric: str | None,
+    max_drop: float | None,
+    test: str | None,
+    labels: str | None,
     target: str,
     method: str,
     sites: tuple[str, ...],
@@ -297,7 +331,11 @@ def quantize(
         raise click.UsageError("give one of --data and --calibration: ranges come from either")
     if calibration is not None and mask is not None:
         raise click.UsageError("--mask does not go with --calibration: the mask is part of it")
+    if bits is not None and (target_metric is not None or max_drop is not None):
+        raise click.UsageError("--bits does not go with a goal, for which bits are searched: leave it out")
     _check_output(output, model)
+    from qgelu.labels import load_labels
+    from qgelu.pipeline import DEFAULT_BITS
     from qgelu.pipeline import quantize as run_quantization
     from qgelu.terminal import StageProgress, make_console
 
@@ -312,6 +350,10 @@ def quantize(
             bits=bits,
             target=target,
             method=method,
+            target_metric=target_metric,
+            max_drop=max_drop,
+            test_data=test,
+            labels=None if labels is None else load_labels(labels),
             sites=_split(sites),
             mask=mask,
             progress=progress,
@@ -319,31 +361,26 @@ def quantize(
         )
         result.save(output)
     if as_json:
-        keys = ("name", "activation", "alpha", "input", "output", "scope", "bits", "note")
         _print_json(
             {
                 "model": model,
                 "output": output,
                 "bytes": result.model.ByteSize(),
                 "scope": scope,
-                "bits": bits,
+                "bits": (bits or DEFAULT_BITS) if result.trade is None else None,
                 "target": target,
                 "method": method,
-                "sites": [
-                    {
-                        **{key: getattr(site, key) for key in keys},
-                        "plan": site.plan.kind,
-                        "max_error_lsb": site.plan.certificate.max_error_lsb,
-                    }
-                    for site in result.sites
-                ],
+                "trade": None if result.trade is None else result.trade.to_dict(),
+                "sites": [_site_to_dict(site) for site in result.sites],
             }
         )
     else:
         from qgelu.number_text import size
-        from qgelu.terminal_tables import print_quantized_sites
+        from qgelu.terminal_tables import print_quantized_sites, print_trade
 
         print_quantized_sites(console, result.sites)
+        if result.trade is not None:
+            print_trade(console, result.trade)
         console.print(f"{output}: {size(result.model.ByteSize())}", markup=False)
 
 
@@ -433,7 +470,8 @@ def report(
     as_json: bool,
 ) -> None:
     """Measure accuracy against bits for MODEL on your data, and recommend a width."""
-    from qgelu.reporting import check_report_path, load_labels
+    from qgelu.labels import load_labels
+    from qgelu.reporting import check_report_path
     from qgelu.reporting import report as run_report
     from qgelu.terminal import StageProgress, make_console
 

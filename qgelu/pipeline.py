@@ -3,17 +3,21 @@
 import dataclasses
 import fnmatch
 import json
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_args
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import TensorProto
 
+from qgelu.accuracy_goal import AccuracyGoal, read_goal
 from qgelu.activations import dip, evaluate
+from qgelu.bit_search import BitTrade, search_bits
 from qgelu.errors import QGeluError
+from qgelu.evaluation import check_mask, reference_batches
 from qgelu.ffn import FloatFfn, IntegerFfn, make_integer_ffn
 from qgelu.ffn_search import search_block
 from qgelu.graph.editor import GraphEditor
@@ -25,12 +29,15 @@ from qgelu.graph.rewrite_ffn import rewrite_ffn
 from qgelu.graph.rewrite_qdq import rewrite_qdq_activation, rewrite_qdq_ffn
 from qgelu.graph.sites import find_sites
 from qgelu.graph.types import element_types, with_minimum_opset
+from qgelu.labels import check_labels
 from qgelu.plan import Plan
 from qgelu.qparams import QParams
+from qgelu.reference_store import ReferenceStore
+from qgelu.sessions import ModelRunner
 from qgelu.table_plan import TablePlan, make_table_plan
 
 if TYPE_CHECKING:
-    from calibration import Calibration, TensorStatistics
+    from calibration import BatchSource, Calibration, TensorStatistics
     from calibration.activation_range import ActivationMethod
 
 Scope = Literal["ffn", "activation"]
@@ -43,7 +50,10 @@ METHODS: Final = ("output", "minmax", "percentile", "mse", "entropy")
 METADATA_KEY: Final = "qgelu.sites"
 """Metadata entry of a quantized model: a JSON list of its sites with their plans."""
 
+DEFAULT_BITS: Final = 8
 FFN_MAX_BITS: Final = 8
+
+_Found = TypeVar("_Found")
 
 Progress = Callable[[str, int, int | None], None]
 """Called with a stage's name, what is done and, where known, what there is."""
@@ -88,11 +98,14 @@ class QuantizedModel:
     sites : tuple of QuantizedSite
     target : str
         "portable" or "qdq".
+    trade : BitTrade or None
+        How the bits of each site were found; None if they were given.
     """
 
     model: onnx.ModelProto
     sites: tuple[QuantizedSite, ...]
     target: Target
+    trade: BitTrade | None = None
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the model; the file appears whole or not at all."""
@@ -135,11 +148,14 @@ def model_name(source: object) -> str:
     return str(source) if isinstance(source, str | PathLike) else "the model"
 
 
+def is_quantized(model: onnx.ModelProto) -> bool:
+    """Return whether a model names sites in its metadata, as :func:`quantize` writes them."""
+    return any(entry.key == METADATA_KEY for entry in model.metadata_props)
+
+
 def check_not_quantized(model: onnx.ModelProto, name: str = "the model") -> None:
     """Raise QGeluError if a model has been through :func:`quantize` already."""
-    if any(entry.key == METADATA_KEY for entry in model.metadata_props) or any(
-        node.domain == DOMAIN for node in model.graph.node
-    ):
+    if is_quantized(model) or any(node.domain == DOMAIN for node in model.graph.node):
         raise QGeluError(f"{name} is quantized by qgelu already: give the float model")
 
 
@@ -192,12 +208,26 @@ def calibrate(
 
 @dataclass(frozen=True)
 class _Choice:
-    """Everything that decides how one site is quantized."""
+    """Everything that decides how one site is quantized; and what was found for others, by kind, name and bits."""
 
     statistics: "Calibration"
     bits: int
     method: "ActivationMethod"
     target: Target
+    found: dict[tuple[str, str, int], Any] = field(default_factory=dict)
+
+    def once(self, kind: str, site: Site, make: Callable[[Site, "_Choice"], _Found]) -> _Found:
+        """Return what make gives for a site at these bits, or the error that it raised before."""
+        key = (kind, site.name, self.bits)
+        if key not in self.found:
+            try:
+                self.found[key] = make(site, self)
+            except QGeluError as error:
+                self.found[key] = error
+        result = self.found[key]
+        if isinstance(result, QGeluError):
+            raise result
+        return result  # type: ignore[no-any-return]
 
 
 def _tensor_statistics(calibration: "Calibration", name: str) -> "TensorStatistics":
@@ -285,7 +315,7 @@ def _rewrite(
     if scope == "ffn" and site.ffn is not None:
         _check_finite(site.ffn)
         if choice.target == "qdq":
-            plan = _activation_plan(site, choice)
+            plan = choice.once("activation", site, _activation_plan)
             input = _tensor_qparams(choice, site.ffn.first.input)
             try:
                 rewrite_qdq_ffn(editor, site, site.ffn, plan, input, element_type)
@@ -294,13 +324,13 @@ def _rewrite(
                 return plan, "activation", str(error)
             return plan, "ffn", ""
         try:
-            block = _integer_block(site, choice)
+            block = choice.once("ffn", site, _integer_block)
         except QGeluError as error:
             note = str(error)
         else:
             rewrite_ffn(editor, site, site.ffn, block, element_type)
             return block.plan, "ffn", ""
-    plan = _activation_plan(site, choice)
+    plan = choice.once("activation", site, _activation_plan)
     if choice.target == "qdq":
         rewrite_qdq_activation(editor, site, plan, element_type)
     else:
@@ -323,15 +353,109 @@ def _check_options(scope: str, bits: int, target: str, method: str) -> None:
         raise QGeluError(f"target 'qdq' writes 8-bit codes, not {bits}: leave bits at 8")
 
 
+@dataclass(frozen=True)
+class _Job:
+    """A float model, ready to be quantized at any bits for each site."""
+
+    model: onnx.ModelProto
+    sites: tuple[Site, ...]
+    scope: Scope
+    choice: _Choice
+
+    def build(self, bits: Mapping[str, int], report: Progress = _no_progress) -> QuantizedModel:
+        """Return the model with the named sites in integers, the others in float; it is not checked."""
+        types = element_types(self.model)
+        editor = GraphEditor(self.model)
+        done = []
+        second_layers: set[str] = set()
+        for index, found in enumerate(self.sites):
+            report("quantize", index, len(self.sites))
+            site = _without_taken_layer(found, second_layers)
+            got: Scope = "ffn" if self.scope == "ffn" and site.ffn is not None else "activation"
+            if site.name in bits:
+                choice = dataclasses.replace(self.choice, bits=bits[site.name])
+                element_type = types.get(site.input, TensorProto.FLOAT)
+                plan, got, note = _rewrite(editor, site, self.scope, choice, element_type)
+                named = (site.name, site.activation, site.alpha, site.input, site.output)
+                done.append(QuantizedSite(*named, got, choice.bits, note, plan))
+            if got == "ffn" and site.ffn is not None:
+                second_layers.update(site.ffn.second.node_outputs)
+        report("quantize", len(self.sites), len(self.sites))
+        result = editor.finish()
+        _write_metadata(result, done, self.choice.target)
+        return QuantizedModel(result, tuple(done), self.choice.target)
+
+
+@dataclass(frozen=True)
+class _Test:
+    """What a goal is measured on: samples, and the right classes of all that were given."""
+
+    samples: "BatchSource"
+    held_out: bool
+    labels: NDArray[np.int64] | None
+
+
+def _test_of(model: onnx.ModelProto, data: Any, test_data: Any, labels: Any) -> tuple[Any, _Test]:
+    """Return the data to calibrate on, and what to measure a goal on: data of its own, or a share of the other."""
+    import calibration
+
+    specs = calibration.input_specs(model)
+    classes = None if labels is None else check_labels(labels)
+    if test_data is not None:
+        return data, _Test(calibration.open_data(test_data, specs), False, classes)
+    if data is None:
+        raise QGeluError("a calibration holds no samples to measure a goal on: give test data too")
+    kept, held_out = calibration.hold_out(calibration.open_data(data, specs), specs)
+    return kept, _Test(held_out, True, classes)
+
+
+def _searched(
+    job: _Job, goal: AccuracyGoal, test: _Test, mask: str | None, report: Progress, threads: int | None
+) -> QuantizedModel:
+    """Return the model with the fewest bits that keep the goal."""
+    import calibration
+
+    with ReferenceStore() as store:
+        with ModelRunner(job.model, "the float model", threads=threads) as runner:
+            for number, (feed, outputs) in enumerate(reference_batches(runner, test.samples), start=1):
+                store.add(feed, outputs)
+                report("run float model", number, test.samples.count)
+        if store.samples == 0:
+            raise QGeluError("the data has too few samples to hold some out: give more, or test data of its own")
+        labels = test.labels
+        if labels is not None and test.held_out:
+            specs = calibration.input_specs(job.model)
+            count = job.choice.statistics.samples + store.samples
+            if labels.size != count:
+                raise QGeluError(f"labels: {labels.size} labels for {count} samples: give one for each")
+            labels = labels[calibration.held_out_samples(count, specs)]
+        bits, trade = search_bits(
+            lambda bits: job.build(bits).model,
+            [site.name for site in job.sites],
+            goal,
+            store,
+            widths=(FFN_MAX_BITS,) if job.scope == "ffn" else (FFN_MAX_BITS, 16),
+            mask=mask,
+            labels=labels,
+            threads=threads,
+            progress=report,
+        )
+    return dataclasses.replace(job.build(bits, report), trade=trade)
+
+
 def quantize(
     model: str | PathLike[str] | onnx.ModelProto,
     data: Any = None,
     *,
     calibration: "Calibration | None" = None,
     scope: str = "ffn",
-    bits: int = 8,
+    bits: int | None = None,
     target: str = "portable",
     method: str = "output",
+    target_metric: str | None = None,
+    max_drop: float | None = None,
+    test_data: Any = None,
+    labels: Any = None,
     sites: Sequence[str] | None = None,
     mask: str | None = None,
     progress: Progress | None = None,
@@ -351,12 +475,24 @@ def quantize(
         "ffn": matmul, activation and matmul in integers where the graph allows it, the activation alone
         elsewhere. "activation": the activation alone everywhere.
     bits : int
-        Of the activations' codes: 2 to 8, or to 16 with scope "activation".
+        Of the activations' codes: 2 to 8, or to 16 with scope "activation". 8 if not given, unless a goal is.
     target : str
         "portable": integer ops. "qdq": QuantizeLinear and DequantizeLinear around float ops, for compilers.
     method : str
         How the range of a lone activation's input is picked: "output" (least squared error of the
         activation's output), "minmax", "percentile", "mse" or "entropy".
+    target_metric : str, optional
+        A goal, "NAME=VALUE": find the fewest bits for each site with which the model's outputs keep it. "cosine",
+        "worst-cosine", "sqnr" (dB), "top1" (same largest class as the float model), "accuracy" (with labels): at
+        least the value; "relative-error": at most. Of several outputs the worst counts.
+    max_drop : float, optional
+        A goal in terms of what is lost: accuracy with labels, else top-1 agreement where an output is classes, else
+        cosine; as the loss in a report.
+    test_data : optional
+        Samples to measure a goal on. If not given, every fourth sample of ``data`` (every fourth batch, where the
+        model fixes its size) is kept from calibration and measured on.
+    labels : int array of shape [samples], optional
+        Right class of each sample of ``test_data``, or of ``data`` without it.
     sites : sequence of str, optional
         Names or globs; all sites if not given.
     mask : str, optional
@@ -369,42 +505,44 @@ def quantize(
     Raises
     ------
     QGeluError, CalibrationError
-        If model, data or options cannot be used.
+        If model, data or options cannot be used, or a goal is missed at the most bits.
     """
-    from calibration import model_digest
+    from calibration import input_specs, model_digest
 
-    _check_options(scope, bits, target, method)
+    goal = read_goal(target_metric, max_drop)
+    if goal is None and (test_data is not None or labels is not None):
+        raise QGeluError("test data and labels go with a target metric or a largest drop: give one of these too")
+    if goal is not None and bits is not None:
+        raise QGeluError("bits are searched for a target metric or a largest drop: leave bits out")
+    if goal is not None and target == "qdq":
+        raise QGeluError("target 'qdq' writes 8-bit codes: a target metric or a largest drop needs target 'portable'")
+    if goal is not None and goal.metric == "accuracy" and labels is None:
+        raise QGeluError("target metric 'accuracy' needs labels: give the right class of each sample")
+    uniform = DEFAULT_BITS if bits is None else bits
+    _check_options(scope, uniform, target, method)
     original = as_model(model)
     check_not_quantized(original, model_name(model))
     proto = with_minimum_opset(original)
     chosen = select_sites(find_sites(proto), sites)
     if (data is None) == (calibration is None):
         raise QGeluError("give either data or a calibration")
+    check_mask(mask, [spec.name for spec in input_specs(original)])
+    test = None
+    if goal is not None:
+        data, test = _test_of(original, data, test_data, labels)
     if calibration is None:
         calibration = calibrate(original, data, sites=sites, mask=mask, progress=progress, threads=threads)
     elif calibration.model_digest != model_digest(original):
         raise QGeluError("the calibration was made for another model: calibrate this one")
     report = progress or _no_progress
-    types = element_types(proto)
-    editor = GraphEditor(proto)
-    choice = _Choice(calibration, bits, method, target)  # type: ignore[arg-type]
-    done = []
-    second_layers: set[str] = set()
-    for index, found in enumerate(chosen):
-        report("quantize", index, len(chosen))
-        site = _without_taken_layer(found, second_layers)
-        element_type = types.get(site.input, TensorProto.FLOAT)
-        plan, got, note = _rewrite(editor, site, scope, choice, element_type)  # type: ignore[arg-type]
-        if got == "ffn" and site.ffn is not None:
-            second_layers.update(site.ffn.second.node_outputs)
-        done.append(
-            QuantizedSite(site.name, site.activation, site.alpha, site.input, site.output, got, bits, note, plan)
-        )
-    report("quantize", len(chosen), len(chosen))
-    result = editor.finish()
-    _write_metadata(result, done, target)
-    _check_result(result, proto)
-    return QuantizedModel(result, tuple(done), target)  # type: ignore[arg-type]
+    choice = _Choice(calibration, uniform, method, target)  # type: ignore[arg-type]
+    job = _Job(proto, chosen, scope, choice)  # type: ignore[arg-type]
+    if goal is not None and test is not None:
+        result = _searched(job, goal, test, mask if mask is not None else calibration.mask, report, threads)
+    else:
+        result = job.build(dict.fromkeys((site.name for site in chosen), uniform), report)
+    _check_result(result.model, proto)
+    return result
 
 
 def _check_result(result: onnx.ModelProto, original: onnx.ModelProto) -> None:

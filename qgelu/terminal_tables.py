@@ -8,6 +8,7 @@ from qgelu.terminal import print_table
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from qgelu.bit_search import BitTrade
     from qgelu.graph.findings import Findings
     from qgelu.pipeline import QuantizedSite
     from qgelu.verification import Verification
@@ -52,6 +53,25 @@ def print_quantized_sites(console: "Console", sites: "tuple[QuantizedSite, ...]"
     ]
     columns = ["site", "activation", "scope", ">bits", "plan", ">proved LSB", "why only the activation"]
     print_table(console, "Quantized sites", columns, rows)
+
+
+def print_trade(console: "Console", trade: "BitTrade") -> None:
+    """Show what each site costs alone, what it got, and what came out."""
+    widths = sorted({width for site in trade.sites for width in site.alone}, reverse=True)
+    rows = [
+        (site.name, site.bits, *(number(site.alone[width], 2) if width in site.alone else "-" for width in widths))
+        for site in trade.sites
+    ]
+    columns = ["site", ">bits", *(f">alone at {width}" for width in widths)]
+    print_table(console, "Relative error of the outputs with one site alone in integers", columns, rows)
+    single = [(f"{width} bits at every site", width, _reached(value)) for width, value in trade.single_width.items()]
+    rows = [*single, ("this model", decimal(trade.mean_bits, 2), _reached(trade.reached))]
+    title = f"Goal: {trade.goal}; measured on {trade.samples} samples with {trade.measurements} models"
+    print_table(console, title, ["model", ">mean bits", f">{trade.metric}"], rows)
+
+
+def _reached(value: float | None) -> str:
+    return "exact" if value is None else f"{value:.6g}"
 
 
 def print_verification(console: "Console", verification: "Verification") -> None:

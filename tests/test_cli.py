@@ -69,8 +69,8 @@ def test_version_and_help(run):
 
 def test_inspect_json(run):
     found = run_json(run, "inspect", MODEL)
-    assert list(found) == ["model", "opset", "sites", "near_misses"]
-    assert (found["model"], found["opset"], found["near_misses"]) == (MODEL, 18, [])
+    assert list(found) == ["model", "opset", "sites", "near_misses", "quantized"]
+    assert (found["model"], found["opset"], found["near_misses"], found["quantized"]) == (MODEL, 18, [], [])
     assert [site["name"] for site in found["sites"]] == ["node_gelu", "node_gelu_1", "node_gelu_2"]
     assert found["sites"][0] == {
         "name": "node_gelu",
@@ -88,6 +88,14 @@ def test_inspect_for_people_goes_to_stderr(run):
     assert (code, out) == (0, "")
     assert "3 sites, 3 of them FFNs (opset 18)" in err
     assert "node_gelu_2" in err
+
+
+def test_inspect_of_a_quantized_model_shows_what_was_done(run):
+    found = run_json(run, "inspect", "ffn.onnx")
+    assert found["sites"] == []
+    shown = [(site["name"], site["scope"], site["bits"], site["plan"]) for site in found["quantized"]]
+    assert shown == [(name, "ffn", 8, "polynomial") for name in ("node_gelu", "node_gelu_1", "node_gelu_2")]
+    assert "Quantized sites" in run("inspect", "ffn.onnx")[2]
 
 
 def test_inspect_shows_near_misses(run, tmp_path):

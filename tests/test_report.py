@@ -10,12 +10,13 @@ import onnx
 import pytest
 
 import qgelu
+from qgelu.accuracy_metric import choose_metric, loss_of
 from qgelu.demo import load_calibration, load_test, model_path
 from qgelu.errors import QGeluError
 from qgelu.output_comparison import OutputErrors
 from qgelu.reporting import Report, report
 from qgelu.reporting.content import Candidate
-from qgelu.reporting.recommendation import choose_metric, loss_of, recommend
+from qgelu.reporting.recommendation import recommend
 from qgelu.reporting.rows import accuracy_table, all_tables, facts
 
 SAMPLES = 100

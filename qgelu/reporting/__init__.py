@@ -3,6 +3,6 @@
 from qgelu.reporting.baselines import BASELINES
 from qgelu.reporting.builder import report
 from qgelu.reporting.content import Report
-from qgelu.reporting.files import check_report_path, load_labels
+from qgelu.reporting.files import check_report_path
 
-__all__ = ["BASELINES", "Report", "check_report_path", "load_labels", "report"]
+__all__ = ["BASELINES", "Report", "check_report_path", "report"]

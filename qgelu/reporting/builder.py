@@ -11,11 +11,13 @@ import onnx
 from numpy.typing import NDArray
 
 import qgelu
+from qgelu.accuracy_metric import METRIC_NAMES, Metric, choose_metric, loss_of
 from qgelu.errors import QGeluError
 from qgelu.evaluation import Evaluation, check_mask, evaluate_model
 from qgelu.graph.findings import Site
 from qgelu.graph.sites import find_sites
 from qgelu.graph.types import onnx_version
+from qgelu.labels import check_labels
 from qgelu.pipeline import (
     FFN_MAX_BITS,
     Progress,
@@ -26,12 +28,12 @@ from qgelu.pipeline import (
     quantize,
     select_sites,
 )
+from qgelu.reference_store import ReferenceStore
 from qgelu.reporting.baselines import BASELINES, DESCRIPTIONS, run_baseline
 from qgelu.reporting.content import (
     Candidate,
     Curve,
     DataSummary,
-    Metric,
     ModelSummary,
     Recommendation,
     Report,
@@ -39,9 +41,8 @@ from qgelu.reporting.content import (
     SiteSummary,
 )
 from qgelu.reporting.curves import CURVE_BITS, model_curves
-from qgelu.reporting.files import check_labels
-from qgelu.reporting.recommendation import METRIC_NAMES, choose_metric, loss_of, recommend
-from qgelu.reporting.reference import ReferenceStore, record_reference
+from qgelu.reporting.recommendation import recommend
+from qgelu.reporting.reference import record_reference
 from qgelu.reporting.site_quality import site_quality
 from qgelu.sessions import ModelRunner
 

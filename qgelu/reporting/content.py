@@ -4,13 +4,13 @@ from dataclasses import asdict, dataclass
 from os import PathLike
 from typing import Any, Final, Literal
 
+from qgelu.accuracy_metric import Metric
 from qgelu.output_comparison import OutputErrors
 
 FORMAT: Final = "qgelu.report"
 VERSION: Final = 1
 
 Scope = Literal["ffn", "activation"]
-Metric = Literal["accuracy", "top1_agreement", "cosine_mean", "relative_error"]
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,9 @@
-"""Labels from a file, and reports to one."""
+"""Reports to a file."""
 
 import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
-
-import numpy as np
-from numpy.typing import NDArray
 
 from qgelu.atomic_file import write_text
 from qgelu.errors import QGeluError
@@ -41,40 +38,3 @@ def save_report(report: "Report", path: str | os.PathLike[str]) -> None:
     else:
         text = report.to_html()
     write_text(path, text)
-
-
-def check_labels(labels: object, where: str = "labels") -> NDArray[np.int64]:
-    """Return labels as int64 of shape [samples].
-
-    Raises
-    ------
-    QGeluError
-        If they are not whole numbers of 0 or more in one dimension.
-    """
-    array = np.asarray(labels)
-    if array.ndim != 1 or array.size == 0:
-        raise QGeluError(f"{where}: has shape {list(array.shape)}: give one class number for each sample")
-    if array.dtype.kind not in "iu":
-        raise QGeluError(f"{where}: is of dtype {array.dtype}: give class numbers, which are integers")
-    if array.min() < 0:
-        raise QGeluError(f"{where}: holds {array.min()}: class numbers count from 0")
-    return array.astype(np.int64)
-
-
-def load_labels(path: str | os.PathLike[str]) -> NDArray[np.int64]:
-    """Read labels from a .npy file.
-
-    Raises
-    ------
-    QGeluError
-        If it cannot be read, or does not hold labels.
-    """
-    try:
-        content = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else "not a .npy file of numbers"
-        raise QGeluError(f"{path}: labels cannot be read ({reason}): save them with numpy.save") from None
-    if not isinstance(content, np.ndarray):
-        content.close()
-        raise QGeluError(f"{path}: holds several arrays: save the labels alone, with numpy.save")
-    return check_labels(content, str(path))

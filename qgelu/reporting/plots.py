@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from qgelu.accuracy_metric import METRIC_NAMES
 from qgelu.reporting.content import Candidate, Curve, Report
-from qgelu.reporting.recommendation import METRIC_NAMES
 from qgelu.reporting.rows import main_output
 
 _INK: Final = "#123456"

@@ -1,67 +1,23 @@
-"""The float model's outputs on the test data, kept on disk, and a sample of what enters each activation."""
+"""The float model's outputs on the test data, and a sample of what enters each activation."""
 
-import tempfile
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 
 from calibration import BatchSource
-from qgelu.evaluation import Feed, ReferenceBatch, kept_rows
+from qgelu.evaluation import kept_rows
 from qgelu.graph.findings import Site
 from qgelu.pipeline import Progress
+from qgelu.reference_store import ReferenceStore
 from qgelu.sessions import ModelRunner
 
 RECORDED_VALUES: Final = 1 << 17
 """Values of x kept for each site."""
 
 _SEED: Final = 1606
-
-
-class ReferenceStore:
-    """Batches with the float model's outputs, in a temporary folder; use it in a ``with`` statement."""
-
-    def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="qgelu-report-")
-        self._batches: list[tuple[list[str], list[str]]] = []
-        self.samples = 0
-        self.has_classes = False
-        """Whether an output is [samples, classes]."""
-
-    def add(self, feed: Feed, outputs: dict[str, Any]) -> None:
-        """Keep one batch; outputs that are no arrays are left out."""
-        arrays = {name: value for name, value in outputs.items() if isinstance(value, np.ndarray)}
-        values = [*feed.values(), *arrays.values()]
-        path = self._path(len(self._batches))
-        np.savez(path, *values)
-        self.has_classes |= any(value.ndim == 2 and value.shape[1] > 1 for value in arrays.values())
-        self._batches.append((list(feed), list(arrays)))
-        self.samples += max((len(value) for value in feed.values() if value.ndim), default=1)
-
-    def __iter__(self) -> Iterator[ReferenceBatch]:
-        """Yield the batches; one at a time is in memory."""
-        for number, (inputs, outputs) in enumerate(self._batches):
-            with np.load(self._path(number)) as content:
-                values = [content[f"arr_{index}"] for index in range(len(inputs) + len(outputs))]
-            yield (
-                dict(zip(inputs, values[: len(inputs)], strict=True)),
-                dict(zip(outputs, values[len(inputs) :], strict=True)),
-            )
-
-    def _path(self, number: int) -> Path:
-        return Path(self._folder.name) / f"{number}.npz"
-
-    def __enter__(self) -> "ReferenceStore":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._folder.cleanup()
 
 
 class _Reservoir:

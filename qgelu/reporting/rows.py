@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from typing import Final
 
+from qgelu.accuracy_metric import METRIC_NAMES, describe_loss
 from qgelu.number_text import decimal, number, percent, size
 from qgelu.output_comparison import OutputErrors
 from qgelu.reporting.content import Candidate, Report
-from qgelu.reporting.recommendation import METRIC_NAMES, describe_loss, within
+from qgelu.reporting.recommendation import within
 
 SITE_BITS: Final = (2, 3, 4, 5, 6, 7, 8, 10, 12, 16)
 """Widths of which a table of sites shows a column, where they were measured."""
