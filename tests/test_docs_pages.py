@@ -183,7 +183,10 @@ def literals(path):
 def test_refusals_are_those_of_the_code():
     written = " ".join(
         re.sub(r"'?\.\.\.'?", "...", text)
-        for path in [*(ROOT / "calibration").glob("*.py"), ROOT / "qgelu/pipeline.py", ROOT / "qgelu/ffn_search.py"]
+        for path in [
+            *(ROOT / "calibration").glob("*.py"),
+            *(ROOT / f"qgelu/{name}.py" for name in ("pipeline", "ffn_search", "bit_search")),
+        ]
         for text in literals(path)
     )
     rows = first_column(between(page("calibration.md"), "## What is refused"))
