@@ -135,16 +135,17 @@ class BoundWide(BoundKernel):
         code_range: int,
         code_minimum: int,
     ) -> None:
-        from qgelu.kernels.wide_vector import vector_order
+        from qgelu.kernels.wide_vector import block_layout
 
         super().__init__(implementation)
-        packed = pack_wide_blocks(channel_arrays, coefficients, *vector_order(implementation.path))
+        packed = pack_wide_blocks(channel_arrays, coefficients, *block_layout(implementation.path))
         self._no_bias = np.zeros(packed.width, np.int32)
         self._arguments = (
             packed.limit,
             packed.left_shift,
             packed.blocks,
             packed.coefficients,
+            packed.upper_coefficients,
             packed.general,
             packed.lift,
             code_range,

@@ -14,6 +14,7 @@ PATHS: Final[dict[str, frozenset[str]]] = {
     "neon": frozenset({"neon"}),
     "avx2": frozenset({"avx2"}),
     "avx512": frozenset({"avx512f", "avx512bw", "avx512vl"}),
+    "avx512_ifma": frozenset({"avx512f", "avx512bw", "avx512vl", "avx512ifma"}),
 }
 """Features of LLVM's that a CPU must have to offer a path; better paths come later."""
 

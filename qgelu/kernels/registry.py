@@ -55,6 +55,7 @@ IMPLEMENTATIONS: Final = (
     Implementation("wide", "portable", "qgelu.kernels.wide_vector", "REQUANTIZE"),
     Implementation("wide", "avx2", "qgelu.kernels.wide_vector", "REQUANTIZE"),
     Implementation("wide", "avx512", "qgelu.kernels.wide_vector", "REQUANTIZE"),
+    Implementation("wide", "avx512_ifma", "qgelu.kernels.wide_vector", "REQUANTIZE"),
 )
 
 KERNELS: Final = tuple(dict.fromkeys(item.kernel for item in IMPLEMENTATIONS))

@@ -77,10 +77,16 @@ class VectorBuilder:
         return self._lanewise("usub.sat", a, b)
 
     def magnitude(self, a: ir.Value) -> ir.Value:
-        """Absolute value; the smallest number must not occur."""
+        """Absolute value; that of the smallest number is itself."""
         kind = a.type
         name = f"llvm.abs.v{kind.count}{_LETTERS[kind.element.width]}"
-        return self.call(name, kind, a, ir.Constant(ir.IntType(1), 1))
+        # Told that the smallest number never occurs, LLVM masks the sign bit away before every product.
+        return self.call(name, kind, a, ir.Constant(ir.IntType(1), 0))
+
+    def product_of_low_halves(self, a: ir.Value, b: ir.Value) -> ir.Value:
+        """Unsigned product of the lower halves of 64-bit lanes; LLVM makes one instruction of it."""
+        low = splat(a.type, 0xFFFFFFFF)
+        return self.ir.mul(self.ir.and_(a, low), self.ir.and_(b, low))
 
     def high_unsigned(self, a: ir.Value, b: ir.Value) -> ir.Value:
         """Upper half of the unsigned product; LLVM makes one instruction of it in 16-bit lanes."""
@@ -119,6 +125,11 @@ class VectorBuilder:
     def store(self, value: ir.Value, pointer: ir.Value) -> None:
         """Store to any address."""
         self.ir.store(value, self.ir.bitcast(pointer, value.type.as_pointer()), align=1)
+
+    def prefetch(self, pointer: ir.Value) -> None:
+        """Ask for a cache line that will be read; any address will do."""
+        reading, all_levels, data = (ir.Constant(I32, number) for number in (0, 3, 1))
+        self.call("llvm.prefetch.p0", ir.VoidType(), pointer, reading, all_levels, data)
 
     @contextmanager
     def loop(self, start: ir.Value, stop: ir.Value, step: int) -> Iterator[ir.Value]:

@@ -10,17 +10,36 @@ from numba.extending import intrinsic
 from qgelu.kernels.options import JIT
 from qgelu.kernels.vector_ir import POINTER
 from qgelu.kernels.version import VERSION
-from qgelu.kernels.wide_ir import NUMBERS, Avx2, Avx512, Portable, WideDialect, block_channels, emit
+from qgelu.kernels.wide_ir import (
+    NUMBERS,
+    Avx2,
+    Avx512,
+    Avx512Ifma,
+    PairDialect,
+    Portable,
+    WideDialect,
+    block_channels,
+    emit,
+)
 
-DIALECTS: Final[dict[str, type[WideDialect]]] = {"portable": Portable, "avx2": Avx2, "avx512": Avx512}
+DIALECTS: Final[dict[str, type[WideDialect]]] = {
+    "portable": Portable,
+    "avx2": Avx2,
+    "avx512": Avx512,
+    "avx512_ifma": Avx512Ifma,
+}
 _NAMES: Final = tuple(DIALECTS)
 INT32_MINIMUM: Final = -(1 << 31)
 INT32_MAXIMUM: Final = (1 << 31) - 1
 
 
-def vector_order(path: str) -> tuple[int, int]:
-    """Return the lanes of one vector, and the vectors of one block, of a path's kernel."""
-    return DIALECTS[path].words, DIALECTS[path].unrolled
+def block_layout(path: str) -> tuple[int, int, tuple[str, ...], bool]:
+    """Return what :func:`qgelu.kernels.wide_blocks.pack_wide_blocks` must know of a path's kernel.
+
+    Lanes of one vector, vectors of one block, what a block stores, whether results are lifted.
+    """
+    dialect = DIALECTS[path]
+    return dialect.words, dialect.unrolled, dialect.parameters, not issubclass(dialect, PairDialect)
 
 
 def _typed_run(
@@ -35,11 +54,12 @@ def _typed_run(
     left_shift: Any,
     blocks: Any,
     coefficients: Any,
+    upper_coefficients: Any,
     out: Any,
     numbers: Any,
 ) -> Any:
     """Run the kernel of one dialect, by ``general`` either form of it: qgelu.kernels.wide_ir.emit."""
-    arrays = (accumulator, bias, lower, upper, left_shift, blocks, coefficients, out)
+    arrays = (accumulator, bias, lower, upper, left_shift, blocks, coefficients, upper_coefficients, out)
     signature = types.void(version, path, types.boolean, *arrays, numbers)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -81,6 +101,7 @@ def _make(path: int, version: int) -> Any:
         left_shift: Any,
         blocks: Any,
         coefficients: Any,
+        upper_coefficients: Any,
         general: bool,
         lift: int,
         code_range: int,
@@ -95,7 +116,7 @@ def _make(path: int, version: int) -> Any:
         out : (u)int8 or (u)int16 array of shape [n], contiguous
             Shares no memory with any other argument.
         bias : int32 array of shape [width], contiguous
-        limit, left_shift, blocks, coefficients, general, lift
+        limit, left_shift, blocks, coefficients, upper_coefficients, general, lift
             As :class:`qgelu.kernels.wide_blocks.WideBlocks` has them.
         code_range, code_minimum : int
             Largest code minus smallest code, and the smallest code.
@@ -113,15 +134,16 @@ def _make(path: int, version: int) -> Any:
                 code_range, code_minimum,
             )  # fmt: skip
             _run(
-                version, path, general, accumulator, bias, lower, upper, left_shift, blocks, coefficients, out, numbers
-            )
+                version, path, general, accumulator, bias, lower, upper, left_shift, blocks, coefficients,
+                upper_coefficients, out, numbers,
+            )  # fmt: skip
         done = rows * width
         count = (accumulator.size - done) // block
         if count > 0:
             numbers = (1, width, count, (count - 1) * block, count - 1, degree, lift, code_range, code_minimum)
             _run(
                 version, path, general, accumulator[done:], bias, lower, upper, left_shift, blocks, coefficients,
-                out[done:], numbers,
+                upper_coefficients, out[done:], numbers,
             )  # fmt: skip
         first = count * block
         done += first
@@ -139,7 +161,7 @@ def _make(path: int, version: int) -> Any:
             numbers = (1, block, 1, 0, 0, degree, lift, code_range, code_minimum)
             _run(
                 version, path, general, words[0], words[1], words[2], words[3], words[4], blocks[count:], coefficients,
-                codes, numbers,
+                upper_coefficients, codes, numbers,
             )  # fmt: skip
             for k in range(rest):
                 out[done + k] = codes[k]
