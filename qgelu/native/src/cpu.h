@@ -14,7 +14,7 @@
 #endif
 
 /* In rising order: each path's CPU offers the ones before it. */
-enum qg_path { QG_PORTABLE, QG_PATH_NEON, QG_PATH_AVX2, QG_PATH_AVX512 };
+enum qg_path { QG_PORTABLE, QG_PATH_NEON, QG_PATH_AVX2, QG_PATH_AVX512, QG_PATH_AVX512_IFMA };
 
 struct qg_cpu {
     enum qg_path path;
