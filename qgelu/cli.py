@@ -35,6 +35,7 @@ _SCOPES: Final = ("ffn", "activation")
 _TARGETS: Final = ("portable", "qdq")
 _METHODS: Final = ("output", "minmax", "percentile", "mse", "entropy")
 _BASELINES: Final = ("ort-static", "ort-dynamic")
+_TARGET_CPUS: Final = ("host", "vnni", "no-vnni")
 _METRICS: Final[dict[str, Any]] = {"accuracy": "accuracy", "top1": "top1_agreement", "cosine": "cosine_mean"}
 _BITS: Final = (2, 16)
 
@@ -46,6 +47,13 @@ def _data_option(required: bool, help: str = "Data to run the model on.") -> Cal
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 _mask_option = click.option("--mask", metavar="INPUT", help="Leave out the positions where this input is 0.")
 _threads_option = click.option("--threads", type=click.IntRange(1), metavar="N", help="Threads of ONNX Runtime.")
+_target_cpu_option = click.option(
+    "--target-cpu",
+    type=click.Choice(_TARGET_CPUS),
+    default="host",
+    show_default=True,
+    help="Where the model will run: say so if int8 matmuls can saturate there.",
+)
 _sites_option = click.option(
     "--sites", multiple=True, metavar="NAMES", help="Only these sites: names or globs; with commas, or repeated."
 )
@@ -304,6 +312,7 @@ def calibrate(
     show_default=True,
     help="How the range of a lone activation's input is picked.",
 )
+@_target_cpu_option
 @_sites_option
 @_mask_option
 @_threads_option
@@ -321,6 +330,7 @@ def quantize(
     labels: str | None,
     target: str,
     method: str,
+    target_cpu: str,
     sites: tuple[str, ...],
     mask: str | None,
     threads: int | None,
@@ -349,6 +359,7 @@ def quantize(
             scope=scope,
             bits=bits,
             target=target,
+            target_cpu=target_cpu,
             method=method,
             target_metric=target_metric,
             max_drop=max_drop,
@@ -371,16 +382,18 @@ def quantize(
                 "target": target,
                 "method": method,
                 "trade": None if result.trade is None else result.trade.to_dict(),
+                "notes": list(result.notes),
                 "sites": [_site_to_dict(site) for site in result.sites],
             }
         )
     else:
         from qgelu.number_text import size
-        from qgelu.terminal_tables import print_quantized_sites, print_trade
+        from qgelu.terminal_tables import print_notes, print_quantized_sites, print_trade
 
         print_quantized_sites(console, result.sites)
         if result.trade is not None:
             print_trade(console, result.trade)
+        print_notes(console, result.notes)
         console.print(f"{output}: {size(result.model.ByteSize())}", markup=False)
 
 
@@ -388,11 +401,18 @@ def quantize(
 @click.argument("float_model", metavar="FLOAT")
 @click.argument("quantized_model", metavar="QUANTIZED")
 @_data_option(required=True)
+@_target_cpu_option
 @_mask_option
 @_threads_option
 @_json_option
 def verify(
-    float_model: str, quantized_model: str, data: str, mask: str | None, threads: int | None, as_json: bool
+    float_model: str,
+    quantized_model: str,
+    data: str,
+    target_cpu: str,
+    mask: str | None,
+    threads: int | None,
+    as_json: bool,
 ) -> None:
     """Check QUANTIZED against the model FLOAT that it was made from; exit with 1 if it fails.
 
@@ -404,7 +424,9 @@ def verify(
 
     console = make_console()
     with StageProgress(console) as progress:
-        result = run_verification(float_model, quantized_model, data, mask=mask, progress=progress, threads=threads)
+        result = run_verification(
+            float_model, quantized_model, data, mask=mask, target_cpu=target_cpu, progress=progress, threads=threads
+        )
     if as_json:
         _print_json(result.to_dict())
     else:
@@ -451,6 +473,7 @@ def verify(
 @click.option(
     "-o", "--output", "outputs", metavar="FILE", multiple=True, help="Report to write: .html, .md or .json; repeatable."
 )
+@_target_cpu_option
 @_mask_option
 @_threads_option
 @_json_option
@@ -465,6 +488,7 @@ def report(
     tolerance: float,
     metric: str | None,
     outputs: tuple[str, ...],
+    target_cpu: str,
     mask: str | None,
     threads: int | None,
     as_json: bool,
@@ -492,6 +516,7 @@ def report(
             baselines=baseline,
             tolerance=tolerance,
             metric=None if metric is None else _METRICS[metric],
+            target_cpu=target_cpu,
             mask=mask,
             progress=progress,
             threads=threads,

@@ -30,6 +30,7 @@ from qgelu.graph.rewrite_qdq import rewrite_qdq_activation, rewrite_qdq_ffn
 from qgelu.graph.sites import find_sites
 from qgelu.graph.types import element_types, with_minimum_opset
 from qgelu.labels import check_labels
+from qgelu.pair_saturation import check_target_cpu, pair_saturation_notes
 from qgelu.plan import Plan
 from qgelu.qparams import QParams
 from qgelu.reference_store import ReferenceStore
@@ -100,12 +101,15 @@ class QuantizedModel:
         "portable" or "qdq".
     trade : BitTrade or None
         How the bits of each site were found; None if they were given.
+    notes : tuple of str
+        What the user must know about the target CPU, a line each.
     """
 
     model: onnx.ModelProto
     sites: tuple[QuantizedSite, ...]
     target: Target
     trade: BitTrade | None = None
+    notes: tuple[str, ...] = ()
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the model; the file appears whole or not at all."""
@@ -141,6 +145,11 @@ def select_sites(findings: Findings, names: Sequence[str] | None) -> tuple[Site,
             raise QGeluError(f"no site is named {name!r}: 'qgelu inspect' lists the names")
         chosen |= matching
     return tuple(site for site in findings.sites if site.name in chosen)
+
+
+def ffn_bits(sites: Iterable[QuantizedSite]) -> dict[str, int]:
+    """Return the bits of each whole FFN, by name."""
+    return {site.name: site.bits for site in sites if site.scope == "ffn"}
 
 
 def model_name(source: object) -> str:
@@ -451,6 +460,7 @@ def quantize(
     scope: str = "ffn",
     bits: int | None = None,
     target: str = "portable",
+    target_cpu: str = "host",
     method: str = "output",
     target_metric: str | None = None,
     max_drop: float | None = None,
@@ -478,6 +488,9 @@ def quantize(
         Of the activations' codes: 2 to 8, or to 16 with scope "activation". 8 if not given, unless a goal is.
     target : str
         "portable": integer ops. "qdq": QuantizeLinear and DequantizeLinear around float ops, for compilers.
+    target_cpu : str
+        What the model will run on: "host" (this CPU), "vnni" or "no-vnni". Where ONNX Runtime's int8 matmuls can
+        saturate there, :attr:`QuantizedModel.notes` says so.
     method : str
         How the range of a lone activation's input is picked: "output" (least squared error of the
         activation's output), "minmax", "percentile", "mse" or "entropy".
@@ -518,6 +531,7 @@ def quantize(
         raise QGeluError("target 'qdq' writes 8-bit codes: a target metric or a largest drop needs target 'portable'")
     if goal is not None and goal.metric == "accuracy" and labels is None:
         raise QGeluError("target metric 'accuracy' needs labels: give the right class of each sample")
+    check_target_cpu(target_cpu)
     uniform = DEFAULT_BITS if bits is None else bits
     _check_options(scope, uniform, target, method)
     original = as_model(model)
@@ -542,7 +556,7 @@ def quantize(
     else:
         result = job.build(dict.fromkeys((site.name for site in chosen), uniform), report)
     _check_result(result.model, proto)
-    return result
+    return dataclasses.replace(result, notes=pair_saturation_notes(result.model, ffn_bits(result.sites), target_cpu))
 
 
 def _check_result(result: onnx.ModelProto, original: onnx.ModelProto) -> None:

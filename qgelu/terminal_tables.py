@@ -1,5 +1,6 @@
 """The results of the commands as tables for people."""
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from qgelu.number_text import decimal, number, percent
@@ -53,6 +54,12 @@ def print_quantized_sites(console: "Console", sites: "tuple[QuantizedSite, ...]"
     ]
     columns = ["site", "activation", "scope", ">bits", "plan", ">proved LSB", "why only the activation"]
     print_table(console, "Quantized sites", columns, rows)
+
+
+def print_notes(console: "Console", notes: Iterable[str]) -> None:
+    """Show what the user must know beside the results, a line each."""
+    for note in notes:
+        console.print(f"note: {note}", markup=False, soft_wrap=True)
 
 
 def print_trade(console: "Console", trade: "BitTrade") -> None:
@@ -121,6 +128,7 @@ def print_verification(console: "Console", verification: "Verification") -> None
     print_table(console, "Sites: near the dip, and executor against executor", columns, sites)
     if verification.executors_note:
         console.print(verification.executors_note, markup=False)
+    print_notes(console, verification.notes)
     if verification.passed:
         console.print("passed", style="bold green")
     else:

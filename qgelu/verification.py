@@ -12,6 +12,7 @@ from qgelu.errors import QGeluError
 from qgelu.evaluation import Evaluation, check_mask, evaluate_model, reference_batches
 from qgelu.executor_check import ExecutorCheck, check_executors, custom_nodes
 from qgelu.output_comparison import OutputErrors
+from qgelu.pair_saturation import check_target_cpu, pair_saturation_notes
 from qgelu.pipeline import (
     METADATA_KEY,
     Progress,
@@ -19,6 +20,7 @@ from qgelu.pipeline import (
     QuantizedSite,
     as_model,
     check_not_quantized,
+    ffn_bits,
     model_name,
     quantized_sites,
 )
@@ -86,6 +88,8 @@ class Verification:
         Why executors were not compared; empty if they were.
     failures : tuple of str
         One line for each reason why the check failed.
+    notes : tuple of str
+        What the user must know about the target CPU, a line each.
     """
 
     target: str
@@ -94,6 +98,7 @@ class Verification:
     sites: tuple[SiteVerification, ...]
     executors_note: str
     failures: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -192,6 +197,7 @@ def verify(
     data: Any,
     *,
     mask: str | None = None,
+    target_cpu: str = "host",
     progress: Progress | None = None,
     threads: int | None = None,
 ) -> Verification:
@@ -214,6 +220,8 @@ def verify(
         What :func:`calibration.open_data` takes.
     mask : str, optional
         Model input that is 0 where a position of outputs [samples, positions, ...] is padding.
+    target_cpu : str
+        What the model will run on, for :attr:`Verification.notes`: as for :func:`qgelu.quantize`.
     progress : callable, optional
         See :data:`qgelu.pipeline.Progress`.
     threads : int, optional
@@ -227,6 +235,7 @@ def verify(
     """
     import calibration
 
+    check_target_cpu(target_cpu)
     report = progress or (lambda stage, done, total: None)
     reference = as_model(float_model)
     quantized = quantized_model.model if isinstance(quantized_model, QuantizedModel) else as_model(quantized_model)
@@ -253,4 +262,5 @@ def verify(
     note = ""
     if target == "qdq":
         note = "target qdq has no custom ops: the runtime computes the activation; near the dip, figures are the plan's"
-    return Verification(target, end_to_end.batches, end_to_end.outputs, tuple(checked), note, tuple(failures))
+    notes = pair_saturation_notes(quantized, ffn_bits(sites), target_cpu)
+    return Verification(target, end_to_end.batches, end_to_end.outputs, tuple(checked), note, tuple(failures), notes)

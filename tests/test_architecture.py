@@ -39,6 +39,7 @@ LAYERS = [
         "qgelu.evaluation",
         "qgelu.labels",
         "qgelu.output_comparison",
+        "qgelu.pair_saturation",
         "qgelu.reference_store",
         "qgelu.sessions",
     },

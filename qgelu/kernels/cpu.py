@@ -2,6 +2,7 @@
 
 import functools
 import os
+import platform
 from typing import Final
 
 from qgelu.errors import QGeluError
@@ -60,6 +61,38 @@ def allowed(features: frozenset[str], wish: str | None) -> list[str]:
         problem = "is not offered by this CPU" if wish in PATHS else "is not a path"
         raise QGeluError(f"{VARIABLE}={wish} {problem}: use {', '.join(paths)}, or leave it unset")
     return paths[: paths.index(wish) + 1]
+
+
+_X86: Final = frozenset({"x86_64", "amd64", "x86", "i386", "i686"})
+_VNNI: Final = frozenset({"avx512vnni", "avxvnni"})
+
+
+@functools.cache
+def host() -> tuple[str, frozenset[str]]:
+    """Return the machine's name and LLVM's features of the very CPU, whatever Numba compiles for.
+
+    Without features where LLVM cannot tell them.
+    """
+    import llvmlite.binding
+
+    try:
+        found = llvmlite.binding.get_host_cpu_features()
+    except RuntimeError:  # LLVM cannot tell on this platform
+        return platform.machine(), frozenset()
+    return platform.machine(), frozenset(name for name, there in found.items() if there)
+
+
+def lacks_vnni(machine: str, features: frozenset[str]) -> bool:
+    """Return whether a CPU is an x86 one, known to have no instruction that adds four byte products in int32.
+
+    Parameters
+    ----------
+    machine : str
+        As :func:`platform.machine` says it.
+    features : frozenset of str
+        LLVM's names; if empty, nothing is known.
+    """
+    return machine.lower() in _X86 and bool(features) and not features & _VNNI
 
 
 @functools.cache

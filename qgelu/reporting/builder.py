@@ -18,6 +18,7 @@ from qgelu.graph.findings import Site
 from qgelu.graph.sites import find_sites
 from qgelu.graph.types import onnx_version
 from qgelu.labels import check_labels
+from qgelu.pair_saturation import check_target_cpu
 from qgelu.pipeline import (
     FFN_MAX_BITS,
     Progress,
@@ -75,6 +76,7 @@ class _Bench:
     recorded: dict[str, NDArray[np.float32]]
     mask: str | None
     labels: NDArray[np.int64] | None
+    target_cpu: str
     threads: int | None
 
     def evaluate(self, model: onnx.ModelProto, label: str) -> Evaluation:
@@ -105,9 +107,16 @@ def _executed(scope: Scope, scopes: Sequence[str]) -> str:
     return f"{blocks} {'FFN' if blocks == 1 else 'FFNs'} in integers from end to end{alone}; all else in float"
 
 
-def _measure(bench: _Bench, job: _Job) -> tuple[Candidate, tuple[Curve, ...]]:
+def _measure(bench: _Bench, job: _Job) -> tuple[Candidate, tuple[Curve, ...], tuple[str, ...]]:
     assert job.scope is not None
-    result = quantize(bench.model, calibration=bench.statistics, scope=job.scope, bits=job.bits, sites=bench.names)
+    result = quantize(
+        bench.model,
+        calibration=bench.statistics,
+        scope=job.scope,
+        bits=job.bits,
+        target_cpu=bench.target_cpu,
+        sites=bench.names,
+    )
     evaluation = bench.evaluate(result.model, job.label)
     candidate = Candidate(
         job.label,
@@ -121,7 +130,8 @@ def _measure(bench: _Bench, job: _Job) -> tuple[Candidate, tuple[Curve, ...]]:
         None,
         tuple(site_quality(site, bench.recorded.get(site.name)) for site in result.sites),
     )
-    return candidate, model_curves(result.sites, job.scope) if job.bits in CURVE_BITS else ()
+    curves = model_curves(result.sites, job.scope) if job.bits in CURVE_BITS else ()
+    return candidate, curves, tuple(f"{job.label}: {note}" for note in result.notes)
 
 
 def _measure_baseline(bench: _Bench, job: _Job, sites: Sequence[Site], source: "BatchSource") -> Candidate | None:
@@ -211,6 +221,7 @@ def report(
     metric: Metric | None = None,
     sites: Sequence[str] | None = None,
     mask: str | None = None,
+    target_cpu: str = "host",
     progress: Progress | None = None,
     threads: int | None = None,
 ) -> Report:
@@ -242,6 +253,9 @@ def report(
         Names or globs; all sites if not given.
     mask : str, optional
         Model input that is 0 where a position is padding.
+    target_cpu : str
+        What the model will run on: as for :func:`qgelu.quantize`. Notes tell of widths at which int8 matmuls can
+        saturate there.
     progress : callable, optional
         See :data:`qgelu.pipeline.Progress`.
     threads : int, optional
@@ -255,6 +269,7 @@ def report(
     from calibration import input_specs, open_data
 
     widths, names = _check_options(bits, baselines, tolerance)
+    check_target_cpu(target_cpu)
     classes = None if labels is None else check_labels(labels)
     if metric == "accuracy" and classes is None:
         raise QGeluError("metric 'accuracy' needs labels: give the right class of each test sample")
@@ -272,6 +287,7 @@ def report(
     skipped: list[str] = []
     candidates: list[Candidate] = []
     curves: list[Curve] = []
+    notes: list[str] = []
     with ReferenceStore() as store:
         recorded = record_reference(
             proto,
@@ -283,14 +299,17 @@ def report(
             threads=threads,
         )
         _check_labels_fit(classes, store)
-        bench = _Bench(proto, statistics, tuple(site.name for site in chosen), store, recorded, mask, classes, threads)
+        bench = _Bench(
+            proto, statistics, tuple(site.name for site in chosen), store, recorded, mask, classes, target_cpu, threads
+        )
         jobs = _jobs(chosen, widths, names)
         for index, job in enumerate(jobs):
             step("measure candidates", index, len(jobs))
             if job.baseline is None:
-                candidate, found = _measure(bench, job)
+                candidate, found, told = _measure(bench, job)
                 candidates.append(candidate)
                 curves += found
+                notes += told
                 continue
             baseline = _measure_baseline(bench, job, chosen, open_data(data, specs))
             if baseline is None:
@@ -318,12 +337,15 @@ def report(
         measured,
         tuple(curves),
         _recommendations(measured, judged_by, tolerance),
-        _notes(
-            about,
-            skipped,
-            widths,
-            blocks=any(site.scope == "ffn" for site in chosen),
-            static="ort-static" in set(names) - set(skipped),
+        (
+            *_notes(
+                about,
+                skipped,
+                widths,
+                blocks=any(site.scope == "ffn" for site in chosen),
+                static="ort-static" in set(names) - set(skipped),
+            ),
+            *notes,
         ),
         _versions(),
     )
