@@ -18,8 +18,8 @@ struct qg_tensor {
 /* Hands a failure of ONNX Runtime's on. */
 #define QG_TRY(call)                             \
     do {                                         \
-        OrtStatus *status = (call);              \
-        if (status != NULL) return status;       \
+        OrtStatus *failed_call = (call);         \
+        if (failed_call != NULL) return failed_call; \
     } while (0)
 
 /* A status with the problem's message. */
