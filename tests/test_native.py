@@ -113,7 +113,7 @@ def test_channel_counts(path, channels, goal):
 def test_simple_and_general_parameters(path):
     """Without large shifts and biases one bound serves all channels; with them each channel is clamped by itself."""
     rng = np.random.default_rng(1)
-    for scale, size in ((3e-5, 1000), (3e-5, 1 << 29), (0.5, 1000), (1e-9, 1000)):
+    for scale, size in ((3e-5, 1000), (3e-5, 1 << 29), (3e-5, INT32.max), (0.5, 1000), (1e-9, 1000)):
         plan = make_plan(AccumulatorParams(np.full(70, scale)), output_params(rng, "unsigned 8", 70))
         bias = rng.integers(-size, size, 70).astype(np.int32)
         assert_same(plan, accumulators(plan, rng, 100, 70), bias)
