@@ -1,7 +1,11 @@
-"""Executor against executor: a site's custom op as the file has it, on ONNX Runtime, against the Numba kernel."""
+"""Executor against executor: a site's custom op as the file has it, on ONNX Runtime, against the Numba kernel.
+
+ONNX Runtime runs the function in the file and, where the native library is there, the native kernel.
+"""
 
 import re
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,6 +19,7 @@ from qgelu.dip_check import channel_array, dip_interval
 from qgelu.errors import QGeluError
 from qgelu.graph.functions import DOMAIN, NARROW_INPUTS, REQUANTIZE_OP, TABLE_INPUTS, TABLE_OP, WIDE_INPUTS
 from qgelu.graph.plan_nodes import plan_node, tensor_type
+from qgelu.native.loader import is_built
 from qgelu.plan import Plan
 from qgelu.polynomial_plan import PolynomialPlan
 from qgelu.sessions import ModelRunner
@@ -22,6 +27,7 @@ from qgelu.sessions import ModelRunner
 RANDOM_ACCUMULATORS: Final = 4096
 """Pseudo-random accumulators tried in each channel."""
 
+_PLACES: Final = {"onnxruntime": "in the file", "native": "in the native library"}
 _DIP_POINTS: Final = 64
 _ROWS: Final = 128
 _SEED: Final = 2021
@@ -30,23 +36,26 @@ _INT32 = np.iinfo(np.int32)
 
 @dataclass(frozen=True)
 class ExecutorCheck:
-    """Comparison of one site's two executors.
+    """Comparison of one site's executors.
 
     Attributes
     ----------
     op : str
         Custom op.
+    compared : tuple of str
+        What was held to the Numba kernel: "onnxruntime", the file's function; "native", the native library.
     inputs : int
         Codes or accumulators tried, over all channels.
     exhaustive : bool
         Whether that is every bit pattern of the input type.
     differences : int
-        Inputs whose codes differ.
+        Inputs whose codes differ in one of them.
     failure : str
-        What differs first, or why the comparison could not be made; empty if the two agree.
+        What differs first, or why the comparison could not be made; empty if all agree.
     """
 
     op: str
+    compared: tuple[str, ...]
     inputs: int
     exhaustive: bool
     differences: int
@@ -178,17 +187,19 @@ def _tampered(parameters: dict[str, NDArray[Any]], plan: Plan) -> str:
 def check_executors(model: onnx.ModelProto, name: str, plan: Plan, *, threads: int | None = None) -> ExecutorCheck:
     """Compare a site's node, run on ONNX Runtime with the file's own initializers, with the Numba kernel.
 
+    Once by the file's own function and, where the native library is there, once by that.
+
     Every bit pattern of 8 and 16-bit codes; for int32 accumulators, in each channel, the ends of int32, the
     places where the arithmetic changes and powers of two (each +-2), the dip, and 4,096 pseudo-random ones.
     """
     node = node_of_site(model, name)
     if node is None:
-        return ExecutorCheck("", 0, False, 0, "the file has no custom op for it")
+        return ExecutorCheck("", (), 0, False, 0, "the file has no custom op for it")
     try:
         return _compare(model, node, plan, threads)
     except (QGeluError, ValueError, IndexError, KeyError) as error:  # whatever a damaged file leads to
         reason = str(error) if isinstance(error, QGeluError) else f"{type(error).__name__}: {error}"
-        return ExecutorCheck(node.op_type, 0, False, 0, f"its custom op cannot be run: {reason}")
+        return ExecutorCheck(node.op_type, (), 0, False, 0, f"its custom op cannot be run: {reason}")
 
 
 def _compare(model: onnx.ModelProto, node: onnx.NodeProto, plan: Plan, threads: int | None) -> ExecutorCheck:
@@ -207,28 +218,39 @@ def _compare(model: onnx.ModelProto, node: onnx.NodeProto, plan: Plan, threads: 
         blocks = iter([_all_codes(plan)])
     tried = differences = 0
     failure = _tampered(parameters, plan)
-    with ModelRunner(one_node_model(model, node, parameters, plan), "its custom op", threads=threads) as runner:
+    alone = one_node_model(model, node, parameters, plan)
+    with ExitStack() as stack:
+        runners = {"onnxruntime": stack.enter_context(ModelRunner(alone, "its custom op", threads=threads))}
+        if is_built():
+            runners["native"] = stack.enter_context(_native_runner(alone, threads))
         for codes in blocks:
-            actual = np.asarray(runner.run({"codes": codes})["output"])
             expected = plan(codes, bias=bias, threads=threads)
+            unequal = np.zeros(codes.shape, bool)
+            for executor, runner in runners.items():
+                actual = np.asarray(runner.run({"codes": codes})["output"])
+                if actual.dtype != expected.dtype or actual.shape != expected.shape:
+                    raise QGeluError(f"gives {actual.dtype} {list(actual.shape)} for {list(codes.shape)} codes")
+                if not unequal.any() and differences == 0 and not np.array_equal(actual, expected):
+                    failure = _first_difference(codes, actual, expected, _PLACES[executor], failure)
+                unequal |= actual != expected
             tried += codes.size
-            if actual.dtype != expected.dtype or actual.shape != expected.shape:
-                raise QGeluError(f"gives {actual.dtype} {list(actual.shape)} for {list(codes.shape)} codes")
-            unequal = actual != expected
-            if unequal.any():
-                if differences == 0:
-                    failure = _first_difference(codes, actual, expected, unequal, failure)
-                differences += int(np.count_nonzero(unequal))
-    return ExecutorCheck(node.op_type, tried, bias is None, differences, failure)
+            differences += int(np.count_nonzero(unequal))
+    return ExecutorCheck(node.op_type, tuple(runners), tried, bias is None, differences, failure)
 
 
-def _first_difference(
-    codes: NDArray[Any], actual: NDArray[Any], expected: NDArray[Any], unequal: NDArray[np.bool_], found: str
-) -> str:
-    row, channel = (int(index[0]) for index in np.nonzero(unequal))
+def _native_runner(alone: onnx.ModelProto, threads: int | None) -> ModelRunner:
+    """Return a runner of the node without its function: nothing but the native library can run it."""
+    bare = onnx.ModelProto()
+    bare.CopyFrom(alone)
+    del bare.functions[:]
+    return ModelRunner(bare, "the native library", threads=threads, native=True)
+
+
+def _first_difference(codes: NDArray[Any], actual: NDArray[Any], expected: NDArray[Any], where: str, found: str) -> str:
+    row, channel = (int(index[0]) for index in np.nonzero(actual != expected))
     place = f" in channel {channel}" if codes.shape[1] > 1 else ""
     difference = (
-        f"input {int(codes[row, channel])}{place} gives {int(actual[row, channel])} in the file and "
+        f"input {int(codes[row, channel])}{place} gives {int(actual[row, channel])} {where} and "
         f"{int(expected[row, channel])} in the kernel"
     )
     return f"{found}; {difference}" if found else difference

@@ -11,6 +11,7 @@ import onnx
 from numpy.typing import NDArray
 
 from qgelu.errors import QGeluError
+from qgelu.native.loader import is_built, register
 
 _SERIALIZED_LIMIT: Final = (1 << 31) - (1 << 20)
 """Beyond this a model goes through a file with its weights beside it: protobuf ends at 2 GB."""
@@ -26,6 +27,8 @@ class ModelRunner:
         What to call the model in messages.
     threads : int, optional
         ONNX Runtime's threads.
+    native : bool
+        Whether to run custom ops by the native library, where that is there; the codes are the same.
 
     Raises
     ------
@@ -33,7 +36,14 @@ class ModelRunner:
         If ONNX Runtime cannot load the model.
     """
 
-    def __init__(self, model: str | PathLike[str] | onnx.ModelProto, what: str, *, threads: int | None = None) -> None:
+    def __init__(
+        self,
+        model: str | PathLike[str] | onnx.ModelProto,
+        what: str,
+        *,
+        threads: int | None = None,
+        native: bool = False,
+    ) -> None:
         import onnxruntime
 
         self.what = what
@@ -43,6 +53,8 @@ class ModelRunner:
         options.enable_mem_pattern = False  # plans are kept for each shape of input: they would pile up
         if threads is not None:
             options.intra_op_num_threads = threads
+        if native and is_built():
+            register(options)
         try:
             self._session = onnxruntime.InferenceSession(
                 self._source(model), options, providers=["CPUExecutionProvider"]

@@ -206,7 +206,8 @@ def verify(
     End to end: both models run on the data, one batch at a time, and every output is compared. Near the dip: each
     plan's codes for x in [-1.5, -0.25] against the real answer, and the plan's certificate, proved anew. Executor
     against executor: each custom op, taken out of the quantized file with its own initializers and function, is
-    run on ONNX Runtime and compared bit for bit with the Numba kernel of the plan in the metadata.
+    run on ONNX Runtime, and by the native library where that is built, and compared bit for bit with the Numba kernel
+    of the plan in the metadata.
 
     What is around the custom ops (int8 weights, scales of the codes, the final dequantization) is not compared piece
     by piece: what is wrong there shows in the end-to-end errors, which have no limit of their own.

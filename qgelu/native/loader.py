@@ -2,11 +2,15 @@
 
 import ctypes
 import functools
+import weakref
 from pathlib import Path
 from typing import Any
 
 from qgelu.errors import QGeluError
 from qgelu.native.build import PACKAGE, library_name
+
+_registered: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Session options that have the library: twice would keep their sessions from loading."""
 
 
 def native_library_path() -> Path:
@@ -20,11 +24,16 @@ def native_library_path() -> Path:
         If it has not been built from the sources that are here.
     """
     path = PACKAGE / library_name()
-    if not path.exists():
+    if not is_built():
         raise QGeluError(
             "the native kernels are not built: with gcc or clang installed, run python -m qgelu.native.build"
         )
     return path
+
+
+def is_built() -> bool:
+    """Return whether the native library is there."""
+    return (PACKAGE / library_name()).exists()
 
 
 def register(session_options: Any) -> None:
@@ -35,7 +44,7 @@ def register(session_options: Any) -> None:
     Parameters
     ----------
     session_options : onnxruntime.SessionOptions
-        Changed in place, before the session is made. Once is enough.
+        Changed in place, before the session is made. A second time does nothing.
 
     Raises
     ------
@@ -46,12 +55,15 @@ def register(session_options: Any) -> None:
     enlist = getattr(session_options, "register_custom_ops_library", None)
     if enlist is None:
         raise QGeluError(f"register takes onnxruntime.SessionOptions, not {type(session_options).__name__}")
+    if session_options in _registered:
+        return
     _keep_loaded(path)
     try:
         enlist(str(path))
     except Exception as error:  # ONNX Runtime's have no common base
         message = " ".join(str(error).split())
         raise QGeluError(f"{path.name}: ONNX Runtime cannot use it: {message}") from None
+    _registered.add(session_options)
 
 
 @functools.cache

@@ -80,7 +80,7 @@ class _Bench:
     threads: int | None
 
     def evaluate(self, model: onnx.ModelProto, label: str) -> Evaluation:
-        with ModelRunner(model, f"candidate {label!r}", threads=self.threads) as runner:
+        with ModelRunner(model, f"candidate {label!r}", threads=self.threads, native=True) as runner:
             return evaluate_model(self.store, runner, mask=self.mask, labels=self.labels)
 
 

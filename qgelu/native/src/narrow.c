@@ -1,7 +1,6 @@
 #include "narrow.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 enum { GROUP_CHANNELS = 512, LARGEST_SHIFT = 30, SEGMENTS = 16 };
 

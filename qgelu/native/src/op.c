@@ -1,6 +1,9 @@
 #include "op.h"
 
 #include <inttypes.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 OrtStatus *qg_status(const OrtApi *api, const struct qg_problem *problem) {
@@ -179,6 +182,31 @@ static int QG_ORT_CALL latest(const OrtCustomOp *op) {
     return INT32_MAX;
 }
 
+/* Names the axes of which nothing is known: ONNX Runtime would take their -1 for a size. */
+static OrtStatus *name_unknown_axes(const OrtApi *api, OrtTensorTypeAndShapeInfo *info) {
+    static atomic_uint last;
+    int64_t dimensions[QG_LARGEST_RANK];
+    const char *names[QG_LARGEST_RANK];
+    size_t rank = 0, bytes = 0;
+    QG_TRY(api->GetDimensionsCount(info, &rank));
+    if (rank > QG_LARGEST_RANK) return api->CreateStatus(QG_ORT_FAIL, "too many axes");
+    QG_TRY(api->GetDimensions(info, dimensions, rank));
+    QG_TRY(api->GetSymbolicDimensions(info, names, rank));
+    for (size_t axis = 0; axis < rank; axis++) bytes += strlen(names[axis]) + sizeof "qgelu_axis_4294967295";
+    /* Copies, since the names so far belong to what is about to change. */
+    char *made = malloc(bytes + 1), *end = made;
+    if (made == NULL) return qg_out_of_memory(api);
+    for (size_t axis = 0; axis < rank; axis++) {
+        bool unknown = dimensions[axis] < 0 && *names[axis] == '\0';
+        int length = unknown ? sprintf(end, "qgelu_axis_%u", atomic_fetch_add(&last, 1)) : sprintf(end, "%s", names[axis]);
+        names[axis] = end;
+        end += length + 1;
+    }
+    OrtStatus *status = api->SetSymbolicDimensions(info, names, rank);
+    free(made);
+    return status;
+}
+
 /* Gives the output the first input's shape and the type that attribute `to` says. What is not known is left open. */
 static OrtStatus *infer(const OrtApi *api, OrtShapeInferContext *context) {
     OrtTensorTypeAndShapeInfo *info = NULL;
@@ -190,6 +218,7 @@ static OrtStatus *infer(const OrtApi *api, OrtShapeInferContext *context) {
     QG_TRY(api->ShapeInferContext_GetInputTypeShape(context, 0, &info));
     if (info == NULL || to < 0 || to > QG_ORT_INT64 || qg_code_bytes((int)to) == 0) return NULL;
     QG_TRY(api->SetTensorElementType(info, (int)to));
+    QG_TRY(name_unknown_axes(api, info));
     return api->ShapeInferContext_SetOutputTypeShape(context, 0, info);
 }
 

@@ -1,7 +1,6 @@
 /* RequantizeGelu: int32 accumulators plus a bias to codes. The type of input 9 tells the two arithmetics apart: it is
    the wide one's offset, int64, or an int32 of the narrow one. */
 #include <stdlib.h>
-#include <string.h>
 
 #include "cpu.h"
 #include "narrow.h"

@@ -78,7 +78,10 @@ struct OrtApi {
     OrtStatus *(QG_ORT_CALL *GetDimensionsCount)(const OrtTensorTypeAndShapeInfo *info, size_t *out);
     /* 62, API 1. */
     OrtStatus *(QG_ORT_CALL *GetDimensions)(const OrtTensorTypeAndShapeInfo *info, int64_t *dimensions, size_t count);
-    qg_unused unused_63[2];
+    /* 63, API 1: names of dynamic axes, empty for others; they belong to the description. */
+    OrtStatus *(QG_ORT_CALL *GetSymbolicDimensions)(const OrtTensorTypeAndShapeInfo *info, const char **names,
+                                                    size_t count);
+    qg_unused unused_64[1];
     /* 65, API 1: a new description of a tensor. */
     OrtStatus *(QG_ORT_CALL *GetTensorTypeAndShape)(const OrtValue *value, OrtTensorTypeAndShapeInfo **out);
     qg_unused unused_66[20];
@@ -114,7 +117,8 @@ struct OrtApi {
     /* 270, API 17. */
     OrtStatus *(QG_ORT_CALL *ShapeInferContext_SetOutputTypeShape)(const OrtShapeInferContext *context, size_t index,
                                                                    const OrtTensorTypeAndShapeInfo *info);
-    qg_unused unused_271[1];
+    /* 271, API 17: copies the names. */
+    OrtStatus *(QG_ORT_CALL *SetSymbolicDimensions)(OrtTensorTypeAndShapeInfo *info, const char **names, size_t count);
     /* 272, API 17: copies an attribute of at most size bytes; out gets the bytes needed. */
     OrtStatus *(QG_ORT_CALL *ReadOpAttr)(const OrtOpAttr *attribute, int type, void *data, size_t size, size_t *out);
     qg_unused unused_273[1];
