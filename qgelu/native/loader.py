@@ -16,7 +16,7 @@ _registered: weakref.WeakSet[Any] = weakref.WeakSet()
 def native_library_path() -> Path:
     """Return the path of the shared library with the native kernels.
 
-    Any host of ONNX Runtime 1.17 or newer loads it by its ``RegisterCustomOpsLibrary``: docs/native.md.
+    Any host of ONNX Runtime 1.19 or newer loads it by its ``RegisterCustomOpsLibrary``: docs/native.md.
 
     Raises
     ------

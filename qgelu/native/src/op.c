@@ -232,7 +232,7 @@ static OrtStatus *QG_ORT_CALL infer_output(const OrtCustomOp *op, OrtShapeInferC
 void qg_describe(struct qg_op *described, const OrtApi *api) {
     OrtCustomOp *op = &described->base;
     described->api = api;
-    op->version = QG_ORT_API_VERSION;
+    op->version = QG_ORT_OP_VERSION;
     op->GetExecutionProviderType = on_the_cpu;
     op->GetInputType = input_type;
     op->GetOutputType = output_type;

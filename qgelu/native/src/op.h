@@ -50,8 +50,8 @@ const char *qg_type_name(int type);
 OrtStatus *qg_run_pieces(const OrtApi *api, const OrtKernelContext *context, size_t pieces,
                          void (*work)(void *data, size_t k), void *data);
 
-/* A variant of an op: ONNX Runtime picks the one whose types are a node's. Older versions than 1.20 allow no op of
-   several types that leaves its output's type open. */
+/* A variant of an op: ONNX Runtime picks the one whose types are a node's. Version 1.19 allows no op that leaves the
+   types of several inputs open. */
 struct qg_op {
     OrtCustomOp base; /* first: ONNX Runtime hands a pointer to it back */
     const OrtApi *api; /* for callbacks that are not given one */

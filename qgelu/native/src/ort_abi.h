@@ -15,8 +15,11 @@
 #define QG_ORT_CALL
 #endif
 
-/* API 17 is ONNX Runtime 1.17: the first with shape inference of custom ops and with its threads open to them. */
-#define QG_ORT_API_VERSION 17
+/* ONNX Runtime 1.19 is the oldest that serves: shape inference, and threads for custom ops, came with 1.17, but not until
+   1.19 does a custom op's shape inference set the output's type as well. */
+#define QG_ORT_API_VERSION 19
+/* Layout of OrtCustomOp below. */
+#define QG_ORT_OP_VERSION 17
 
 typedef struct OrtStatus OrtStatus;
 typedef struct OrtSessionOptions OrtSessionOptions;

@@ -55,7 +55,7 @@ OrtStatus *QG_ORT_CALL RegisterCustomOps(OrtSessionOptions *options, const OrtAp
     const OrtApi *api = base->GetApi(QG_ORT_API_VERSION);
     if (api == NULL) /* the first entry is in every version */
         return base->GetApi(1)->CreateStatus(QG_ORT_NOT_IMPLEMENTED,
-                                             "qgelu's native kernels need ONNX Runtime 1.17 or newer: update it");
+                                             "qgelu's native kernels need ONNX Runtime 1.19 or newer: update it");
     struct qg_cpu cpu;
     const char *wrong = qg_find_cpu(&cpu);
     if (wrong != NULL) return api->CreateStatus(QG_ORT_INVALID_ARGUMENT, wrong);
