@@ -1,7 +1,7 @@
 """Running a model over data and gathering statistics of its tensors, batch by batch."""
 
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from calibration.digest import model_digest
 from calibration.errors import CalibrationError
 from calibration.inputs import Feed, input_specs
 from calibration.observers import TensorObserver
+from calibration.reader import one_line, tensor_reader
 from calibration.store import Calibration
 
 if TYPE_CHECKING:
@@ -22,12 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TensorRequest:
-    """A tensor to observe: an input of the model, or a result of a node of its graph.
+    """A tensor to observe: an input of the model, or a result of a node of its graph or subgraphs.
 
     Parameters
     ----------
     name : str
-        The tensor's name.
+        The tensor's name; unique in the model, subgraphs included.
     per_channel : bool
         Whether to keep the range of each channel of the last axis too.
     sample_rows : bool
@@ -94,29 +95,35 @@ def capture(
         for name, (per_channel, sample_rows) in wanted.items()
     }
     samples = number = 0
+    ran: set[str] = set()
     with tempfile.TemporaryDirectory() as folder:
         computed = [name for name in wanted if name not in names]
-        run = _runner(model, computed, Path(folder), threads)
+        read = tensor_reader(model, computed, Path(folder), threads)
         for feed in source:
             number += 1
             for name in names:
                 if name not in feed:
                     raise CalibrationError(f"batch {number}: has no {name!r}: give an array for each input")
             try:
-                results = run(feed)
+                values = read(feed)
             except Exception as error:  # ONNX Runtime's have no common base
-                raise CalibrationError(f"batch {number}: ONNX Runtime cannot run it: {_one_line(error)}") from None
+                raise CalibrationError(f"batch {number}: ONNX Runtime cannot run it: {one_line(error)}") from None
             kept = None if mask is None else feed[mask] != 0
             for name, observer in observers.items():
-                array = results[name] if name in results else feed[name]
-                try:
-                    observer.update(array, None if kept is None else _positions(kept, array.shape))
-                except CalibrationError as error:
-                    raise CalibrationError(f"batch {number}: tensor {name!r} {error}") from None
+                arrays = values[name] if name in values else [feed[name]]
+                if arrays:
+                    ran.add(name)
+                _observe(observer, arrays, kept, f"batch {number}: tensor {name!r}")
             samples += _samples(feed)
-            del feed, results, array, kept  # before the next batch is read
+            del feed, values, arrays, kept  # before the next batch is read
             if progress is not None:
                 progress(number, source.count)
+    for name in wanted:
+        if samples and name not in ran:
+            raise CalibrationError(
+                f"tensor {name!r} was never computed: its branch or loop did not run on the data: "
+                "add data that it runs on, or leave the site out"
+            )
     statistics = {}
     for name, observer in observers.items():
         try:
@@ -124,6 +131,14 @@ def capture(
         except CalibrationError as error:
             raise CalibrationError(f"tensor {name!r} {error}") from None
     return Calibration(statistics, model_digest(model), samples, mask)
+
+
+def _observe(observer: TensorObserver, arrays: list[NDArray[Any]], kept: NDArray[np.bool_] | None, where: str) -> None:
+    for array in arrays:
+        try:
+            observer.update(array, None if kept is None else _positions(kept, array.shape))
+        except CalibrationError as error:
+            raise CalibrationError(f"{where} {error}") from None
 
 
 def _samples(feed: Feed) -> int:
@@ -142,37 +157,3 @@ def _positions(kept: NDArray[np.bool_], shape: tuple[int, ...]) -> NDArray[np.bo
     raise CalibrationError(
         f"has shape {list(shape)}, which the mask's {list(kept.shape)} does not match: calibrate without mask"
     )
-
-
-def _runner(
-    model: "onnx.ModelProto", outputs: Sequence[str], folder: Path, threads: int | None
-) -> Callable[[Feed], dict[str, NDArray[Any]]]:
-    """Return a function from a feed to the named tensors."""
-    if not outputs:
-        return lambda feed: {}
-    import onnxruntime
-
-    from calibration.probe import probe_model, serialize
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # errors reach the user as exceptions, once
-    # Plans of memory are kept for each new shape of input: they would pile up.
-    options.enable_mem_pattern = False
-    if threads is not None:
-        options.intra_op_num_threads = threads
-    content = serialize(probe_model(model, outputs), model, folder)
-    try:
-        session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # ONNX Runtime's have no common base
-        raise CalibrationError(f"ONNX Runtime cannot load the model: {_one_line(error)}") from None
-    taken = {value.name for value in session.get_inputs()}
-
-    def run(feed: Feed) -> dict[str, NDArray[Any]]:
-        results = session.run(outputs, {name: array for name, array in feed.items() if name in taken})
-        return dict(zip(outputs, results, strict=True))
-
-    return run
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:400]

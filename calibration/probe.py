@@ -1,14 +1,16 @@
 """A copy of a model that gives chosen tensors as outputs, and computes nothing else."""
 
-import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import onnx
 
+from calibration.control_flow import HandedOut, HandOut, inner_graphs, makes_inside
 from calibration.errors import CalibrationError
+from calibration.missing_kernels import with_kernels
 
 _LARGE: Final = 1 << 30
 """Bytes of initializers from which they go into a file: protobuf ends at 2 GB."""
@@ -19,35 +21,73 @@ _SMALL_TENSOR: Final = 1024  # bytes; shape arguments and the like stay in the m
 def _reads(node: onnx.NodeProto) -> Iterator[str]:
     """Yield the tensors that a node reads, those that its subgraphs take from outside among them."""
     yield from node.input
-    for attribute in node.attribute:
-        for graph in itertools.chain([attribute.g] if attribute.HasField("g") else [], attribute.graphs):
-            for inner in graph.node:
-                yield from _reads(inner)
-            yield from (output.name for output in graph.output)
+    for graph in inner_graphs(node):
+        for inner in graph.node:
+            yield from _reads(inner)
+        yield from (output.name for output in graph.output)
 
 
-def probe_model(model: onnx.ModelProto, outputs: Sequence[str]) -> onnx.ModelProto:
-    """Return a new model with these outputs and only the nodes that they need; initializers are left out.
+@dataclass(frozen=True)
+class Probe:
+    """A model to run, and where it gives the tensors that were asked for.
+
+    Parameters
+    ----------
+    model : ModelProto
+        Without initializers.
+    outputs : tuple of str
+        The model's outputs, one for each tensor.
+    handed_out : dict of str to HandedOut
+        Of the tensors that are inside subgraphs.
+    """
+
+    model: onnx.ModelProto
+    outputs: tuple[str, ...]
+    handed_out: dict[str, HandedOut]
+
+
+def probe_model(model: onnx.ModelProto, tensors: Sequence[str], as_float: Collection[str] = ()) -> Probe:
+    """Return a new model that gives these tensors and has only the nodes that they need.
+
+    Parameters
+    ----------
+    model : ModelProto
+        Tensors have unique names, in subgraphs too.
+    tensors : sequence of str
+    as_float : collection of str
+        Those of the main graph to give as float32.
 
     Raises
     ------
     CalibrationError
-        If a tensor is not computed by a node of the main graph.
+        If a tensor is not computed by a node, or cannot be handed out of the subgraph that it is in.
     """
-    computed = {name for node in model.graph.node for name in node.output if name}
-    for name in outputs:
-        if name not in computed:
-            raise CalibrationError(
-                f"tensor {name!r} is not computed in the model's graph: observe inputs or results of nodes"
-            )
+    whole = onnx.GraphProto(input=model.graph.input, output=model.graph.output)
+    whole.node.extend(with_kernels(model.graph.node))
+    computed = {name for node in whole.node for name in node.output if name}
+    hand_out = HandOut(whole, {tensor.name for tensor in model.graph.initializer})
+    handed_out: dict[str, HandedOut] = {}
+    outputs = []
+    for name in tensors:
+        if name in computed:
+            outputs.append(hand_out.as_float(name) if name in as_float else name)
+        elif any(makes_inside(node, name) for node in whole.node):
+            handed_out[name] = hand_out.add(name)
+            outputs.append(handed_out[name].sequence)
+        else:
+            raise CalibrationError(f"tensor {name!r} is not computed in the model: observe inputs or results of nodes")
     needed, nodes = set(outputs), []
-    for node in reversed(model.graph.node):
+    for node in reversed(whole.node):
         if needed.intersection(node.output):
             needed.update(_reads(node))
             nodes.append(node)
     probe = onnx.ModelProto(ir_version=model.ir_version)
     probe.opset_import.extend(model.opset_import)
     probe.functions.extend(model.functions)
+    for function in probe.functions:
+        body = with_kernels(function.node)
+        del function.node[:]
+        function.node.extend(body)
     graph = probe.graph
     graph.name = model.graph.name or "probe"
     graph.node.extend(reversed(nodes))
@@ -58,7 +98,7 @@ def probe_model(model: onnx.ModelProto, outputs: Sequence[str]) -> onnx.ModelPro
     )
     graph.output.extend(types.get(name, onnx.ValueInfoProto(name=name)) for name in outputs)
     graph.sparse_initializer.extend(model.graph.sparse_initializer)
-    return probe
+    return Probe(probe, tuple(outputs), handed_out)
 
 
 def serialize(probe: onnx.ModelProto, model: onnx.ModelProto, folder: Path) -> bytes | str:

@@ -164,12 +164,13 @@ def inspect(model: str, as_json: bool) -> None:
     Of a model that is quantized already, show what was done at each site too.
     """
     from qgelu.graph.model_file import load_model
+    from qgelu.graph.normal_form import normal_form
+    from qgelu.graph.opset import onnx_version
     from qgelu.graph.sites import find_sites
-    from qgelu.graph.types import onnx_version
     from qgelu.pipeline import is_quantized, quantized_sites
 
     proto = load_model(model)
-    findings, opset = find_sites(proto), onnx_version(proto)
+    findings, opset = find_sites(normal_form(proto)), onnx_version(proto)
     done = quantized_sites(proto, model) if is_quantized(proto) else ()
     if as_json:
         keys = ("name", "activation", "alpha", "input", "output", "scope", "reason")

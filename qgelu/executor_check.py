@@ -18,6 +18,7 @@ from qgelu.activations import dip
 from qgelu.dip_check import channel_array, dip_interval
 from qgelu.errors import QGeluError
 from qgelu.graph.functions import DOMAIN, NARROW_INPUTS, REQUANTIZE_OP, TABLE_INPUTS, TABLE_OP, WIDE_INPUTS
+from qgelu.graph.names import every_node
 from qgelu.graph.plan_nodes import plan_node, tensor_type
 from qgelu.native.loader import is_built
 from qgelu.plan import Plan
@@ -64,7 +65,7 @@ class ExecutorCheck:
 
 def custom_nodes(model: onnx.ModelProto) -> tuple[onnx.NodeProto, ...]:
     """Return the nodes of this package's custom ops."""
-    return tuple(node for node in model.graph.node if node.domain == DOMAIN)
+    return tuple(node for node in every_node(model.graph.node) if node.domain == DOMAIN)
 
 
 def node_of_site(model: onnx.ModelProto, name: str) -> onnx.NodeProto | None:

@@ -5,6 +5,7 @@ from os import PathLike
 import onnx
 
 from qgelu.graph.findings import Site
+from qgelu.graph.normal_form import normal_form
 from qgelu.graph.sites import find_sites
 from qgelu.pipeline import as_model
 
@@ -21,4 +22,4 @@ def inspect(model: str | PathLike[str] | onnx.ModelProto) -> list[Site]:
     QGeluError
         If the model cannot be read.
     """
-    return list(find_sites(as_model(model)).sites)
+    return list(find_sites(normal_form(as_model(model))).sites)

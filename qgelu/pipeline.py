@@ -24,11 +24,12 @@ from qgelu.graph.editor import GraphEditor
 from qgelu.graph.findings import Ffn, Findings, Site
 from qgelu.graph.functions import DOMAIN
 from qgelu.graph.model_file import load_model, save_model
+from qgelu.graph.names import every_node
+from qgelu.graph.normal_form import normal_form, with_supported_opset
 from qgelu.graph.rewrite_activation import rewrite_activation
 from qgelu.graph.rewrite_ffn import rewrite_ffn
 from qgelu.graph.rewrite_qdq import rewrite_qdq_activation, rewrite_qdq_ffn
 from qgelu.graph.sites import find_sites
-from qgelu.graph.types import element_types, with_minimum_opset
 from qgelu.labels import check_labels
 from qgelu.pair_saturation import check_target_cpu, pair_saturation_notes
 from qgelu.plan import Plan
@@ -157,6 +158,11 @@ def model_name(source: object) -> str:
     return str(source) if isinstance(source, str | PathLike) else "the model"
 
 
+def prepared(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a float model in the form in which its sites are found and rewritten: the tensors of sites are its."""
+    return with_supported_opset(normal_form(model))
+
+
 def is_quantized(model: onnx.ModelProto) -> bool:
     """Return whether a model names sites in its metadata, as :func:`quantize` writes them."""
     return any(entry.key == METADATA_KEY for entry in model.metadata_props)
@@ -164,7 +170,7 @@ def is_quantized(model: onnx.ModelProto) -> bool:
 
 def check_not_quantized(model: onnx.ModelProto, name: str = "the model") -> None:
     """Raise QGeluError if a model has been through :func:`quantize` already."""
-    if is_quantized(model) or any(node.domain == DOMAIN for node in model.graph.node):
+    if is_quantized(model) or any(node.domain == DOMAIN for node in every_node(model.graph.node)):
         raise QGeluError(f"{name} is quantized by qgelu already: give the float model")
 
 
@@ -195,8 +201,9 @@ def calibrate(
     """
     import calibration
 
-    proto = as_model(model)
-    check_not_quantized(proto, model_name(model))
+    original = as_model(model)
+    check_not_quantized(original, model_name(model))
+    proto = prepared(original)
     chosen = select_sites(find_sites(proto), sites)
     report = progress or _no_progress
     requests = []
@@ -205,14 +212,15 @@ def calibrate(
         if site.ffn is not None:
             requests.append(calibration.TensorRequest(site.ffn.first.input, per_channel=True, sample_rows=True))
             requests.append(calibration.TensorRequest(site.output, per_channel=True))
-    return calibration.capture(
+    captured = calibration.capture(
         proto,
         requests,
-        calibration.open_data(data, calibration.input_specs(proto)),
+        calibration.open_data(data, calibration.input_specs(original)),
         mask=mask,
         progress=lambda done, total: report("calibrate", done, total),
         threads=threads,
     )
+    return dataclasses.replace(captured, model_digest=calibration.model_digest(original))
 
 
 @dataclass(frozen=True)
@@ -373,7 +381,6 @@ class _Job:
 
     def build(self, bits: Mapping[str, int], report: Progress = _no_progress) -> QuantizedModel:
         """Return the model with the named sites in integers, the others in float; it is not checked."""
-        types = element_types(self.model)
         editor = GraphEditor(self.model)
         done = []
         second_layers: set[str] = set()
@@ -383,7 +390,7 @@ class _Job:
             got: Scope = "ffn" if self.scope == "ffn" and site.ffn is not None else "activation"
             if site.name in bits:
                 choice = dataclasses.replace(self.choice, bits=bits[site.name])
-                element_type = types.get(site.input, TensorProto.FLOAT)
+                element_type = site.element_type or TensorProto.FLOAT
                 plan, got, note = _rewrite(editor, site, self.scope, choice, element_type)
                 named = (site.name, site.activation, site.alpha, site.input, site.output)
                 done.append(QuantizedSite(*named, got, choice.bits, note, plan))
@@ -536,7 +543,7 @@ def quantize(
     _check_options(scope, uniform, target, method)
     original = as_model(model)
     check_not_quantized(original, model_name(model))
-    proto = with_minimum_opset(original)
+    proto = prepared(original)
     chosen = select_sites(find_sites(proto), sites)
     if (data is None) == (calibration is None):
         raise QGeluError("give either data or a calibration")

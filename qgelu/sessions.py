@@ -10,6 +10,7 @@ from typing import Any, Final
 import onnx
 from numpy.typing import NDArray
 
+from calibration.missing_kernels import runnable
 from qgelu.errors import QGeluError
 from qgelu.native.loader import is_built, register
 
@@ -70,6 +71,7 @@ class ModelRunner:
     def _source(self, model: str | PathLike[str] | onnx.ModelProto) -> bytes | str:
         if not isinstance(model, onnx.ModelProto):
             return str(model)
+        model = runnable(model)
         if model.ByteSize() < _SERIALIZED_LIMIT:
             return bytes(model.SerializeToString())
         from qgelu.graph.model_file import save_model

@@ -11,6 +11,7 @@ from qgelu.dip_check import DipErrors, check_dip
 from qgelu.errors import QGeluError
 from qgelu.evaluation import Evaluation, check_mask, evaluate_model, reference_batches
 from qgelu.executor_check import ExecutorCheck, check_executors, custom_nodes
+from qgelu.graph.names import every_node
 from qgelu.output_comparison import OutputErrors
 from qgelu.pair_saturation import check_target_cpu, pair_saturation_notes
 from qgelu.pipeline import (
@@ -22,6 +23,7 @@ from qgelu.pipeline import (
     check_not_quantized,
     ffn_bits,
     model_name,
+    prepared,
     quantized_sites,
 )
 from qgelu.sessions import ModelRunner
@@ -125,7 +127,8 @@ def _check_same_model(reference: onnx.ModelProto, quantized: onnx.ModelProto, si
         raise QGeluError(
             f"the quantized model takes {', '.join(actual)}, the float model {', '.join(expected)}: {remedy}"
         )
-    known = {name for node in reference.graph.node for name in node.output} | set(expected)
+    nodes = every_node(prepared(reference).graph.node)
+    known = {name for node in nodes for name in node.output} | set(expected)
     for site in sites:
         for tensor in (site.input, site.output):
             if tensor not in known:

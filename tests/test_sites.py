@@ -24,6 +24,7 @@ from site_models import (
 
 from qgelu.activations import evaluate
 from qgelu.errors import QGeluError
+from qgelu.graph.normal_form import normal_form
 from qgelu.graph.sites import Findings, Site, find_sites
 
 ZOO = Path(__file__).parent / "data" / "zoo"
@@ -396,7 +397,7 @@ def test_weights_that_were_not_loaded_are_named(tmp_path):
         find_sites(lean)
 
 
-def test_activations_in_subgraphs_are_near_misses():
+def test_activations_in_subgraphs():
     inner = Builder()
     y = SPELLINGS["gelu"]["half x first"](inner, "x")
     body = helper.make_graph(inner.nodes, "body", [], [onnx.ValueInfoProto(name=y)], inner.initializers)
@@ -407,10 +408,9 @@ def test_activations_in_subgraphs_are_near_misses():
     z = b.op("If", "flag", then_branch=body, else_branch=other)
     model = model_of(b, {"x": ("n", 5)}, [z])
     model.graph.input.append(helper.make_tensor_value_info("flag", TensorProto.BOOL, ()))
-    findings = find_sites(model)
-    assert findings.sites == ()
-    assert len(findings.near_misses) == 1
-    assert "gelu inside a subgraph of If" in findings.near_misses[0].reason
+    site = the_site(model)
+    assert (site.activation, site.input, site.output, site.scope) == ("gelu", "x", y, "activation")
+    assert site.subgraph.startswith("then_branch of If")
 
 
 def _function(name: str, build: Callable[[Builder, str], str], attributes: tuple[str, ...] = ()) -> onnx.FunctionProto:
@@ -439,15 +439,16 @@ def test_a_function_takes_its_attributes_from_the_call():
     assert [site.activation for site in sites] == ["gelu_tanh", "gelu"]
 
 
-def test_an_activation_inside_a_larger_function_is_a_near_miss():
+def test_an_activation_inside_a_larger_function():
     def block(b: Builder, x: str) -> str:
         return b.op("ReduceSum", SPELLINGS["gelu"]["half x first"](b, x))
 
     b = Builder()
     y = b.op("Block", "x", domain="local")
-    findings = find_sites(model_of(b, {"x": ("n", 5)}, [y], functions=[_function("Block", block)]))
-    assert findings.sites == ()
-    assert "inside the function 'Block'" in findings.near_misses[0].reason
+    model = model_of(b, {"x": ("n", 5)}, [y], functions=[_function("Block", block)])
+    assert find_sites(model).sites == ()
+    assert "inside the function 'Block'" in find_sites(model).near_misses[0].reason
+    assert the_site(normal_form(model)).activation == "gelu"
 
 
 @pytest.mark.parametrize("operator", ["BiasGelu", "FastGelu"])

@@ -59,8 +59,8 @@ def run_demo(folder: str | PathLike[str], console: "Console", *, threads: int | 
         If the folder cannot be written to.
     """
     from qgelu.graph.model_file import load_model
+    from qgelu.graph.opset import onnx_version
     from qgelu.graph.sites import find_sites
-    from qgelu.graph.types import onnx_version
     from qgelu.number_text import percent
     from qgelu.pipeline import calibrate, quantize
     from qgelu.reporting import BASELINES, report

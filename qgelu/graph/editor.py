@@ -1,6 +1,7 @@
 """A copy of a model that is being rewritten: fresh names, new nodes in place, dead nodes out."""
 
 import heapq
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,16 +11,18 @@ from onnx import helper, numpy_helper
 
 from qgelu.errors import QGeluError
 from qgelu.graph.functions import DOMAIN, ML_DOMAIN, ML_VERSION, VERSION
-from qgelu.graph.names import used_by, used_names
+from qgelu.graph.names import all_graphs, subgraphs, used_by, used_names
 
 
 class GraphEditor:
-    """Edits a copy of a model's main graph.
+    """Edits a copy of a model: one of its graphs at a time, the main graph at first.
+
+    Constants go into the main graph, where subgraphs see them too.
 
     Parameters
     ----------
     model : ModelProto
-        Not changed.
+        Not changed. Tensors have unique names, in subgraphs too.
     """
 
     def __init__(self, model: onnx.ModelProto) -> None:
@@ -29,12 +32,20 @@ class GraphEditor:
         self.opset = next(entry.version for entry in model.opset_import if entry.domain in {"", "ai.onnx"})
         self._names = used_names(self.graph)
         self._functions: dict[str, onnx.FunctionProto] = {}
-        self._dead_before = self._dead_nodes()
+        self._dead_before = self._dead()
         self._used_before = self._used()
         self._pending: list[onnx.NodeProto] = []
         ml = (entry.version for entry in model.opset_import if entry.domain == ML_DOMAIN)
         self.ml_version = next(ml, ML_VERSION)
         self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+
+    def enter(self, tensor: str) -> None:
+        """Edit the graph from now on in which a node makes the tensor."""
+        for graph in all_graphs(self.model.graph):
+            if any(tensor in node.output for node in graph.node):
+                self.graph = graph
+                return
+        raise KeyError(tensor)
 
     def fresh(self, hint: str) -> str:
         """Return a name that nothing in the model has, made from a hint."""
@@ -50,7 +61,7 @@ class GraphEditor:
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._constants:
             name = self.fresh(hint)
-            self.graph.initializer.append(numpy_helper.from_array(array, name))
+            self.model.graph.initializer.append(numpy_helper.from_array(array, name))
             self._constants[key] = name
         return self._constants[key]
 
@@ -100,60 +111,36 @@ class GraphEditor:
             if node.op_type in {"Shape", "Size"} and node.domain == "" and node.input[0] == source:
                 node.input[0] = target
 
-    def _sort(self) -> None:
-        """Order the nodes so that each comes after what it reads, otherwise as they are."""
-        made = {output for node in self.graph.node for output in node.output if output}
-        waiting: dict[str, list[int]] = {}
-        nodes = list(self.graph.node)
-        missing = []
-        for index, node in enumerate(nodes):
-            needs = used_by(node) & made
-            missing.append(len(needs))
-            for name in needs:
-                waiting.setdefault(name, []).append(index)
-        ready = [index for index, count in enumerate(missing) if count == 0]
-        heapq.heapify(ready)
-        ordered = []
-        while ready:
-            node = nodes[heapq.heappop(ready)]
-            ordered.append(node)
-            for output in node.output:
-                for index in waiting.pop(output, ()):
-                    missing[index] -= 1
-                    if missing[index] == 0:
-                        heapq.heappush(ready, index)
-        del self.graph.node[:]
-        self.graph.node.extend(ordered)
-
-    def _dead_nodes(self) -> set[str]:
-        """Return the outputs of the nodes that contribute to no graph output."""
-        live = {value.name for value in self.graph.output}
+    def _dead(self) -> set[str]:
+        """Return the outputs of the nodes that contribute to no output of their graph."""
         dead: set[str] = set()
-        for node in reversed(self.graph.node):
-            if any(output in live for output in node.output):
-                live |= used_by(node)
-            else:
-                dead.update(node.output)
+        for graph in all_graphs(self.model.graph):
+            live = {value.name for value in graph.output}
+            for node in reversed(graph.node):
+                if any(output in live for output in node.output):
+                    live |= used_by(node)
+                else:
+                    dead.update(node.output)
         return dead
 
     def _used(self) -> set[str]:
-        used = {name for node in self.graph.node for name in used_by(node)}
-        return used | {value.name for value in self.graph.output}
+        used: set[str] = set()
+        for graph in all_graphs(self.model.graph):
+            used.update(name for node in graph.node for name in used_by(node))
+            used.update(value.name for value in graph.output)
+        return used
 
     def finish(self) -> onnx.ModelProto:
         """Remove what died, declare what is used, and return the model."""
-        self._sort()
-        dead = self._dead_nodes() - self._dead_before
-        nodes = [node for node in self.graph.node if not any(output in dead for output in node.output)]
-        del self.graph.node[:]
-        self.graph.node.extend(nodes)
-        unused = self._used_before - self._used() - {value.name for value in self.graph.input}
-        tensors = [tensor for tensor in self.graph.initializer if tensor.name not in unused]
-        del self.graph.initializer[:]
-        self.graph.initializer.extend(tensors)
-        known = [value for value in self.graph.value_info if value.name not in dead]
-        del self.graph.value_info[:]
-        self.graph.value_info.extend(known)
+        self.graph = self.model.graph
+        self._sort_all(self.graph)
+        dead = self._dead() - self._dead_before
+        self._remove(self.graph, dead)
+        unused = self._used_before - self._used()
+        unused -= {value.name for value in self.graph.input}  # initializers with which old models fill inputs
+        for graph in all_graphs(self.model.graph):
+            _keep(graph.initializer, lambda tensor: tensor.name not in unused)
+            _keep(graph.value_info, lambda value: value.name not in dead)
         present = {(function.domain, function.name) for function in self.model.functions}
         for function in self._functions.values():
             if (function.domain, function.name) not in present:
@@ -165,6 +152,52 @@ class GraphEditor:
             self.model.ir_version = max(self.model.ir_version, 8)  # the first with functions
         return self.model
 
+    def _sort_all(self, graph: onnx.GraphProto) -> None:
+        ordered = _sorted(list(graph.node))
+        del graph.node[:]
+        graph.node.extend(ordered)
+        for node in graph.node:
+            for inner in subgraphs(node):
+                self._sort_all(inner)
+
+    def _remove(self, graph: onnx.GraphProto, dead: set[str]) -> None:
+        _keep(graph.node, lambda node: not any(output in dead for output in node.output))
+        for node in graph.node:
+            for inner in subgraphs(node):
+                self._remove(inner, dead)
+
     def _import(self, domain: str, version: int) -> None:
         if not any(entry.domain == domain for entry in self.model.opset_import):
             self.model.opset_import.append(helper.make_opsetid(domain, version))
+
+
+def _keep(field: Any, wanted: Callable[[Any], bool]) -> None:
+    """Leave only the wanted entries in a repeated field."""
+    kept = [entry for entry in field if wanted(entry)]
+    if len(kept) < len(field):
+        del field[:]
+        field.extend(kept)
+
+
+def _sorted(nodes: list[onnx.NodeProto]) -> list[onnx.NodeProto]:
+    """Return nodes in an order in which each comes after what it reads, otherwise as they are."""
+    made = {output for node in nodes for output in node.output if output}
+    waiting: dict[str, list[int]] = {}
+    missing = []
+    for index, node in enumerate(nodes):
+        needs = used_by(node) & made
+        missing.append(len(needs))
+        for name in needs:
+            waiting.setdefault(name, []).append(index)
+    ready = [index for index, count in enumerate(missing) if count == 0]
+    heapq.heapify(ready)
+    ordered = []
+    while ready:
+        node = nodes[heapq.heappop(ready)]
+        ordered.append(node)
+        for output in node.output:
+            for index in waiting.pop(output, ()):
+                missing[index] -= 1
+                if missing[index] == 0:
+                    heapq.heappush(ready, index)
+    return ordered

@@ -63,6 +63,12 @@ class Site:
     """First outputs of the nodes that compute f, in topological order; others may use them too."""
     ffn: Ffn | None = None
     bias: NDArray[Any] | None = None
+    element_type: int | None = None
+    """ONNX element type of input and output; None if it is not known."""
+    shape: tuple[int | str | None, ...] | None = None
+    """Of the input: sizes, names of symbolic sizes, None where nothing is known."""
+    subgraph: str = ""
+    """Which If branch, Loop body or Scan body it is in, in words; empty in the main graph."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +81,7 @@ class NearMiss:
 
 @dataclass(frozen=True)
 class Findings:
-    """All sites and near misses of a model, in topological order."""
+    """All sites and near misses of a model, in topological order; the main graph first, then what is inside it."""
 
     sites: tuple[Site, ...]
     near_misses: tuple[NearMiss, ...]

@@ -74,6 +74,8 @@ class FfnMatcher:
             chain.insert(0, place)
             tensor = self._view.nodes[place].input[0]
             self._check_used_by(tensor, [place], shape_allowed=self._is_shape_only_end(tensor))
+        if self._view.is_from_outside(tensor):
+            raise NotFfnError(f"its input {tensor!r} is made outside the subgraph")
         if place is None:
             raise NotFfnError(f"its input {tensor!r} is not the output of a MatMul or Gemm")
         added = None

@@ -26,6 +26,10 @@ class LocalFunctions:
         """Say whether :meth:`operation` has served calls of a function, which is thereby dealt with."""
         return _key(function.domain, function.name, function.overload) in self._treated_as_operators
 
+    def is_call(self, node: onnx.NodeProto) -> bool:
+        """Say whether a node calls a function of the model."""
+        return self._called(node) is not None
+
     def _called(self, node: onnx.NodeProto) -> onnx.FunctionProto | None:
         return self._functions.get(_key(node.domain, node.op_type, node.overload))
 

@@ -13,6 +13,7 @@ from onnx import TensorProto
 from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_model, uses_external_data
 
 from qgelu.errors import QGeluError
+from qgelu.graph.lean import without_initializers
 from qgelu.graph.names import subgraphs
 from qgelu.graph.wellformed import check_wellformed
 
@@ -158,7 +159,7 @@ def _replacing(file: Path) -> Iterator[BinaryIO]:
 
 def _save_with_data_beside(model: onnx.ModelProto, file: Path) -> None:
     data = file.with_name(f"{file.name}.data")
-    lean = _without_initializers(model)
+    lean = without_initializers(model)
     # The data file takes its place first: a model must never name data that are not there.
     with _replacing(file) as stream, _replacing(data) as weights:
         for tensor in model.graph.initializer:
@@ -182,24 +183,6 @@ def _save_with_data_beside(model: onnx.ModelProto, file: Path) -> None:
                 stored.external_data.add(key=key, value=str(value))
             weights.write(tensor.raw_data)
         stream.write(lean.SerializeToString())
-
-
-def _without_initializers(model: onnx.ModelProto) -> onnx.ModelProto:
-    lean = onnx.ModelProto()
-    for field, value in model.ListFields():
-        if field.name != "graph":
-            _copy_field(lean, field.name, value)
-    for field, value in model.graph.ListFields():
-        if field.name != "initializer":
-            _copy_field(lean.graph, field.name, value)
-    return lean
-
-
-def _copy_field(target: onnx.ModelProto | onnx.GraphProto, name: str, value: object) -> None:
-    if isinstance(value, str | int):
-        setattr(target, name, value)
-    else:
-        getattr(target, name).MergeFrom(value)
 
 
 def _first_line(error: BaseException) -> str:

@@ -68,6 +68,7 @@ def rewrite_activation(editor: GraphEditor, site: Site, plan: TablePlan, element
         If the site's element type cannot be served.
     """
     check_element_type(element_type, site.name)
+    editor.enter(site.output)
     hint = f"qgelu/{site.name}"
     assert isinstance(plan.input, QParams)
     x = as_float32(editor, site.input, element_type, hint)

@@ -57,6 +57,7 @@ def rewrite_ffn(editor: GraphEditor, site: Site, ffn: Ffn, block: IntegerFfn, el
         If the site's element type cannot be served.
     """
     check_element_type(element_type, site.name)
+    editor.enter(site.output)
     hint = f"qgelu/{site.name}"
     producers = {output: node for node in editor.graph.node for output in node.output}
     x = as_float32(editor, ffn.first.input, element_type, hint)

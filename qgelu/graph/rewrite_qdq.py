@@ -65,6 +65,7 @@ def rewrite_qdq_activation(editor: GraphEditor, site: Site, plan: TablePlan, ele
     """Put QuantizeLinear and DequantizeLinear before and after one float activation."""
     _check_float32(element_type, site.name)
     assert isinstance(plan.input, QParams)
+    editor.enter(site.output)
     hint = f"qgelu/{site.name}"
     producers = {output: node for node in editor.graph.node for output in node.output}
     x = site.input
@@ -123,6 +124,7 @@ def rewrite_qdq_ffn(
     _check_bias(ffn.first, input.scale)
     _check_bias(ffn.second, plan.output.scale)
     assert isinstance(plan.input, QParams)
+    editor.enter(site.output)
     hint = f"qgelu/{site.name}"
     producers = {output: node for node in editor.graph.node for output in node.output}
     x = _quantize_dequantize(editor, ffn.first.input, input, f"{hint}/input")

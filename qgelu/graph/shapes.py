@@ -8,6 +8,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from qgelu.graph.elementwise import CONTRIB_DOMAIN, STANDARD_DOMAINS
+from qgelu.graph.names import all_graphs, subgraphs
 
 _SMALL: Final = 64
 """Initializers up to this size may hold a shape; the others' values are of no use to inference."""
@@ -18,8 +19,9 @@ Dimensions = tuple[int | str | None, ...]
 
 
 class Shapes:
-    """What shape inference finds out, computed when first asked for.
+    """What shape inference finds out of a graph and its subgraphs, computed when first asked for.
 
+    Tensors go by their names: what two subgraphs name alike is told of one of them.
     What the model itself states about its inner tensors and outputs may be missing or wrong: it is not used.
     """
 
@@ -53,6 +55,19 @@ class Shapes:
         value = self._inferred.get(tensor)
         return value.elem_type if value is not None and value.elem_type else None
 
+    def stated_element_type(self, tensor: str) -> int | None:
+        """Return the element type that the model itself states, None if it does not."""
+        return self._stated.get(tensor)
+
+    @functools.cached_property
+    def _stated(self) -> dict[str, int]:
+        return {
+            value.name: value.type.tensor_type.elem_type
+            for graph in all_graphs(self._model.graph)
+            for value in (*graph.input, *graph.value_info, *graph.output)
+            if value.type.HasField("tensor_type") and value.type.tensor_type.elem_type
+        }
+
     @functools.cached_property
     def _inferred(self) -> dict[str, onnx.TypeProto.Tensor]:
         bare = _bare(self._model)
@@ -63,7 +78,8 @@ class Shapes:
                 continue
             return {
                 value.name: value.type.tensor_type
-                for value in (*graph.input, *graph.value_info, *graph.output)
+                for each in all_graphs(graph)
+                for value in (*each.input, *each.value_info, *each.output)
                 if value.type.HasField("tensor_type")
             }
         return {}
@@ -79,11 +95,7 @@ def _bare(model: onnx.ModelProto) -> onnx.ModelProto:
             graph.initializer.append(tensor)
         else:
             graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
-    for node in model.graph.node:
-        if node.domain == CONTRIB_DOMAIN and node.op_type in _KEEP_SHAPE:
-            graph.node.append(helper.make_node("Identity", node.input[:1], node.output[:1]))
-        else:
-            graph.node.append(node)
+    graph.node.extend(_bare_node(node) for node in model.graph.node)
     graph.output.extend(onnx.ValueInfoProto(name=value.name) for value in model.graph.output)
     return helper.make_model(
         graph,
@@ -92,3 +104,20 @@ def _bare(model: onnx.ModelProto) -> onnx.ModelProto:
         functions=model.functions,
         ir_version=model.ir_version,
     )
+
+
+def _bare_node(node: onnx.NodeProto) -> onnx.NodeProto:
+    if node.domain == CONTRIB_DOMAIN and node.op_type in _KEEP_SHAPE:
+        return helper.make_node("Identity", node.input[:1], node.output[:1])
+    if not any(True for _ in subgraphs(node)):
+        return node
+    bare = onnx.NodeProto()
+    bare.CopyFrom(node)
+    for graph in subgraphs(bare):
+        nodes = [_bare_node(inner) for inner in graph.node]
+        outputs = [onnx.ValueInfoProto(name=value.name) for value in graph.output]
+        for field in (graph.node, graph.value_info, graph.output):
+            del field[:]
+        graph.node.extend(nodes)
+        graph.output.extend(outputs)
+    return bare

@@ -6,6 +6,7 @@ activations. The largest region that equals one is a site.
 """
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ from qgelu.graph.findings import Ffn, Findings, Linear, NearMiss, Site
 from qgelu.graph.identify import Comparison, compare
 from qgelu.graph.linear import FfnMatcher, NotFfnError
 from qgelu.graph.local_functions import LocalFunctions
-from qgelu.graph.names import subgraphs
+from qgelu.graph.names import every_node, graphs_of, subgraphs
 from qgelu.graph.near_misses import explain
 from qgelu.graph.region import Region, Regions
 from qgelu.graph.shapes import Shapes
@@ -28,6 +29,7 @@ from qgelu.graph.wellformed import check_wellformed
 __all__ = ["Ffn", "Findings", "Linear", "NearMiss", "Site", "find_sites"]
 
 _NO_COMPUTATION: Final = frozenset({"Cast", "CastLike", "Identity"})
+_CONTROL_FLOW: Final = frozenset({"If", "Loop", "Scan"})
 _BIASED: Final[dict[str, Activation]] = {"BiasGelu": "gelu", "FastGelu": "gelu_tanh"}
 
 
@@ -40,10 +42,11 @@ class _Match:
 
 
 def find_sites(model: onnx.ModelProto) -> Findings:
-    """Find every activation of a model's main graph, and what comes near to one.
+    """Find every activation of a model, subgraphs included, and what comes near to one.
 
-    Activations inside If, Loop and Scan bodies and inside model-local functions that are more than the
-    activation itself are near misses. The model is not changed.
+    Activations in If branches and in Loop and Scan bodies are sites; those in model-local functions are, if the
+    function is nothing but the activation. Others in functions become sites in :func:`normal_form`, which also gives
+    the tensors of subgraphs the unique names by which a site is told. The model is not changed.
 
     Raises
     ------
@@ -53,39 +56,61 @@ def find_sites(model: onnx.ModelProto) -> Findings:
     check_wellformed(model)
     functions = LocalFunctions(model)
     shapes = Shapes(model)
-    view = GraphView.of_graph(model.graph)
-    matches, near_misses = _scan(view, functions, shapes)
-    namer = _Namer(view)
-    matcher = FfnMatcher(view, shapes)
-    sites = [_site(match, view, matcher, namer) for match in matches]
-    near_misses += _in_subgraphs(view, functions)
-    inside = [(function, _in_function(function, functions)) for function in model.functions]
-    for function, found in inside:
+    namer = _Namer(model)
+    sites: list[Site] = []
+    near_misses: list[NearMiss] = []
+    for place in _places(GraphView.of_graph(model.graph)):
+        matches, found = _scan(place.view, functions, shapes)
+        obstacle = _obstacle(place)
+        if obstacle:
+            near_misses += _left_alone(matches, place.view, obstacle)
+        else:
+            matcher = FfnMatcher(place.view, shapes)
+            sites += [_site(match, place, matcher, shapes, namer) for match in matches]
+        near_misses += found
+    for function in model.functions:
+        body = GraphView.of_function(function)
+        matches, found = _scan(body, functions, None)
         if not functions.treats_as_operator(function):
-            near_misses += found
+            where = f"inside the function {function.name!r}, which is of another opset than the model: inline it"
+            near_misses += [*_left_alone(matches, body, where), *found]
     return Findings(tuple(sites), tuple(dict.fromkeys(near_misses)))
 
 
-def _in_function(function: onnx.FunctionProto, functions: LocalFunctions) -> list[NearMiss]:
-    where = f"inside the function {function.name!r}: inline the model's functions first"
-    return _elsewhere(GraphView.of_function(function), functions, where)
+@dataclass(frozen=True)
+class _Place:
+    """A graph of the model, and the nodes around it: what they are, and in words."""
+
+    view: GraphView
+    around: tuple[str, ...] = ()
+    subgraph: str = ""
 
 
-def _in_subgraphs(view: GraphView, functions: LocalFunctions) -> list[NearMiss]:
-    found: list[NearMiss] = []
-    for place, node in enumerate(view.nodes):
-        for graph in subgraphs(node):
-            inner = GraphView.of_graph(graph, view.constants)
-            where = f"inside a subgraph of {node.op_type} {view.label(place)!r}"
-            found += _elsewhere(inner, functions, f"{where}: only the main graph is rewritten")
-            found += _in_subgraphs(inner, functions)
-    return found
+def _places(view: GraphView, around: tuple[str, ...] = (), subgraph: str = "") -> Iterator[_Place]:
+    yield _Place(view, around, subgraph)
+    for index, node in enumerate(view.nodes):
+        graphs = list(subgraphs(node))
+        for attribute in node.attribute:
+            for graph in graphs_of(attribute):
+                where = attribute.name if len(graphs) > 1 else "body"
+                inner = GraphView.of_graph(graph, view.constants)
+                words = f"{where} of {node.op_type} {view.label(index)!r}"
+                yield from _places(inner, (*around, node.op_type), words)
 
 
-def _elsewhere(view: GraphView, functions: LocalFunctions, where: str) -> list[NearMiss]:
-    matches, near_misses = _scan(view, functions, None)
-    found = [NearMiss(view.label(view.place(match.region.output)), f"{match.activation} {where}") for match in matches]
-    return found + near_misses
+def _obstacle(place: _Place) -> str:
+    """Return why activations of a graph cannot be calibrated, or an empty string."""
+    for operator in place.around:
+        if operator not in _CONTROL_FLOW:
+            return f"in the {place.subgraph}: only those in If, Loop and Scan can be calibrated"
+    inside_scan = place.around[place.around.index("Scan") :] if "Scan" in place.around else ()
+    if set(inside_scan) - {"Scan"}:
+        return f"in the {place.subgraph} inside a Scan, which hands out no values from there to calibrate with"
+    return ""
+
+
+def _left_alone(matches: list[_Match], view: GraphView, where: str) -> list[NearMiss]:
+    return [NearMiss(view.label(view.place(match.region.output)), f"{match.activation} {where}") for match in matches]
 
 
 def _scan(view: GraphView, functions: LocalFunctions, shapes: Shapes | None) -> tuple[list[_Match], list[NearMiss]]:
@@ -221,18 +246,39 @@ def _rejection(match: _Match, view: GraphView, shapes: Shapes | None) -> str:
 class _Namer:
     """Gives every site a unique name that does not depend on the other sites."""
 
-    def __init__(self, view: GraphView) -> None:
-        counts = Counter(node.name for node in view.nodes)
+    def __init__(self, model: onnx.ModelProto) -> None:
+        counts = Counter(node.name for node in every_node(model.graph.node))
         self._unique = {name for name, count in counts.items() if name and count == 1}
 
     def name(self, node: onnx.NodeProto, output: str) -> str:
         return node.name if node.name in self._unique else output
 
 
-def _site(match: _Match, view: GraphView, matcher: FfnMatcher, namer: _Namer) -> Site:
+def _element_type(match: _Match, ffn: Ffn | None, view: GraphView, shapes: Shapes) -> int | None:
+    """Return the element type of an activation's tensors.
+
+    Where shape inference does not get to, operands have it: all inputs of an elementwise node or matmul are of one
+    type. Failing that, what the model itself states.
+    """
     region = match.region
+    known = shapes.element_type(region.input) or shapes.element_type(region.output)
+    if known:
+        return known
+    places = [*region.nodes, *(() if ffn is None else (view.place(name) for name in ffn.first.node_outputs))]
+    nodes = [view.nodes[place] for place in places]
+    if not any(node.op_type in {"Cast", "CastLike"} for node in nodes):
+        for name in (name for node in nodes for name in node.input if view.constants.known(name)):
+            value = view.constants.value(name)
+            kind = None if value is None else onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
+            if kind in FLOAT_TYPES:
+                return kind
+    return shapes.stated_element_type(region.input) or shapes.stated_element_type(region.output)
+
+
+def _site(match: _Match, place: _Place, matcher: FfnMatcher, shapes: Shapes, namer: _Namer) -> Site:
+    view, region = place.view, match.region
     name = namer.name(view.nodes[view.place(region.output)], region.output)
-    outputs = tuple(view.nodes[place].output[0] for place in region.nodes)
+    outputs = tuple(view.nodes[index].output[0] for index in region.nodes)
     ffn: Ffn | None = None
     reason = ""
     try:
@@ -250,4 +296,7 @@ def _site(match: _Match, view: GraphView, matcher: FfnMatcher, namer: _Namer) ->
         region=outputs,
         ffn=ffn,
         bias=match.bias,
+        element_type=_element_type(match, ffn, view, shapes),
+        shape=shapes.dimensions(region.input),
+        subgraph=place.subgraph,
     )

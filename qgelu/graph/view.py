@@ -27,6 +27,8 @@ class GraphView:
     ) -> None:
         self.nodes: list[onnx.NodeProto] = _sorted(list(nodes))
         self.outputs = frozenset(outputs)
+        self._inputs = frozenset(inputs)
+        self._is_subgraph = outer is not None
         self._producers: dict[str, int] = {}
         self._readers: dict[str, list[int]] = {}
         for place, node in enumerate(self.nodes):
@@ -35,7 +37,7 @@ class GraphView:
                     self._producers.setdefault(name, place)
             for name in used_by(node):
                 self._readers.setdefault(name, []).append(place)
-        shadowed = frozenset(inputs) | self._producers.keys()
+        shadowed = self._inputs | self._producers.keys()
         self.constants = Constants(initializers, self.nodes, outer, shadowed)
 
     @classmethod
@@ -61,6 +63,10 @@ class GraphView:
     def readers(self, tensor: str) -> Sequence[int]:
         """Return the nodes that read a tensor, directly or in a subgraph; each once."""
         return self._readers.get(tensor, ())
+
+    def is_from_outside(self, tensor: str) -> bool:
+        """Say whether a subgraph takes a tensor from the graph around it."""
+        return self._is_subgraph and tensor not in self._producers and tensor not in self._inputs
 
     def place(self, tensor: str) -> int:
         """Return the place of a tensor's producer, -1 if it has none: a topological order of tensors."""

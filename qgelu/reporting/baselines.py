@@ -89,6 +89,8 @@ def run_baseline(
     if not outputs:
         return None
     named, nodes = _with_names(model, outputs)
+    if not nodes:  # they are in subgraphs; and without names, the tool would take every matmul
+        return None
     with _quiet(), tempfile.TemporaryDirectory(prefix="qgelu-baseline-") as folder:
         path = Path(folder) / "model.onnx"
         try:

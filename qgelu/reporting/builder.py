@@ -15,8 +15,8 @@ from qgelu.accuracy_metric import METRIC_NAMES, Metric, choose_metric, loss_of
 from qgelu.errors import QGeluError
 from qgelu.evaluation import Evaluation, check_mask, evaluate_model
 from qgelu.graph.findings import Site
+from qgelu.graph.opset import onnx_version
 from qgelu.graph.sites import find_sites
-from qgelu.graph.types import onnx_version
 from qgelu.labels import check_labels
 from qgelu.pair_saturation import check_target_cpu
 from qgelu.pipeline import (
@@ -26,6 +26,7 @@ from qgelu.pipeline import (
     calibrate,
     check_not_quantized,
     model_name,
+    prepared,
     quantize,
     select_sites,
 )
@@ -70,6 +71,7 @@ class _Bench:
     """What every candidate is measured with."""
 
     model: onnx.ModelProto
+    prepared: onnx.ModelProto
     statistics: "Calibration"
     names: tuple[str, ...]
     store: ReferenceStore
@@ -136,7 +138,7 @@ def _measure(bench: _Bench, job: _Job) -> tuple[Candidate, tuple[Curve, ...], tu
 
 def _measure_baseline(bench: _Bench, job: _Job, sites: Sequence[Site], source: "BatchSource") -> Candidate | None:
     assert job.baseline is not None
-    model = run_baseline(job.baseline, bench.model, sites, source)
+    model = run_baseline(job.baseline, bench.prepared, sites, source)
     if model is None:
         return None
     evaluation = bench.evaluate(model, job.label)
@@ -277,7 +279,8 @@ def report(
         raise QGeluError(f"metric {metric!r} is not known: use one of {', '.join(METRIC_NAMES)}")
     proto = as_model(model)
     check_not_quantized(proto, model_name(model))
-    chosen = select_sites(find_sites(proto), sites)
+    form = prepared(proto)
+    chosen = select_sites(find_sites(form), sites)
     specs = input_specs(proto)
     check_mask(mask, [spec.name for spec in specs])
     step: Progress = progress or (lambda stage, done, total: None)
@@ -290,7 +293,7 @@ def report(
     notes: list[str] = []
     with ReferenceStore() as store:
         recorded = record_reference(
-            proto,
+            form,
             chosen,
             open_data(data if test_data is None else test_data, specs),
             store,
@@ -299,9 +302,8 @@ def report(
             threads=threads,
         )
         _check_labels_fit(classes, store)
-        bench = _Bench(
-            proto, statistics, tuple(site.name for site in chosen), store, recorded, mask, classes, target_cpu, threads
-        )
+        site_names = tuple(site.name for site in chosen)
+        bench = _Bench(proto, form, statistics, site_names, store, recorded, mask, classes, target_cpu, threads)
         jobs = _jobs(chosen, widths, names)
         for index, job in enumerate(jobs):
             step("measure candidates", index, len(jobs))

@@ -1,6 +1,8 @@
 """The float model's outputs on the test data, and a sample of what enters each activation."""
 
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -8,6 +10,7 @@ import onnx
 from numpy.typing import NDArray
 
 from calibration import BatchSource
+from calibration.reader import tensor_reader
 from qgelu.evaluation import kept_rows
 from qgelu.graph.findings import Site
 from qgelu.pipeline import Progress
@@ -36,15 +39,6 @@ class _Reservoir:
         self._order, self.rows = order[keep], both[keep]
 
 
-def _with_outputs(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
-    probe = onnx.ModelProto()
-    probe.CopyFrom(model)
-    present = {value.name for value in model.graph.output}
-    types = {value.name: value for value in model.graph.value_info}
-    probe.graph.output.extend(types.get(name, onnx.ValueInfoProto(name=name)) for name in names if name not in present)
-    return probe
-
-
 def record_reference(
     model: onnx.ModelProto,
     sites: Sequence[Site],
@@ -61,14 +55,15 @@ def record_reference(
     reservoirs = {site.name: _Reservoir() for site in sites}
     with (
         ModelRunner(model, "the float model", threads=threads) as runner,
-        ModelRunner(_with_outputs(model, names), "the float model", threads=threads) as probe,
+        tempfile.TemporaryDirectory(prefix="qgelu-report-") as folder,
     ):
+        read = tensor_reader(model, names, Path(folder), threads)
         for number, feed in enumerate(source, start=1):
             store.add(feed, runner.run(feed))
-            seen = {**feed, **probe.run(feed, names)}
+            seen = read(feed)
             for site in sites:
-                rows = kept_rows(seen[site.input], None if mask is None else feed[mask])
-                x = rows.astype(np.float32)
-                reservoirs[site.name].add(x if site.bias is None else x + site.bias.astype(np.float32))
+                for array in seen[site.input] if site.input in seen else [feed[site.input]]:
+                    x = kept_rows(array, None if mask is None else feed[mask]).astype(np.float32)
+                    reservoirs[site.name].add(x if site.bias is None else x + site.bias.astype(np.float32))
             progress("run float model", number, source.count)
     return {name: reservoir.rows for name, reservoir in reservoirs.items() if reservoir.rows is not None}
