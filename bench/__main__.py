@@ -35,7 +35,7 @@ def measure(kernels: list[str], shapes: list[str], threads: list[int], rounds: i
                     problem = contestant.check(contestant.run())
                     if problem:
                         sys.exit(f"error: {TITLES[kernel]}, {shape}, {contestant.name}: {problem}")
-                timings = in_turn([contestant.run for contestant in taking_part], rounds)
+                timings = in_turn([contestant.run for contestant in taking_part], rounds, count)
                 for contestant, timing in zip(taking_part, timings, strict=True):
                     rows.append(
                         {

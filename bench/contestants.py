@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
+import numba
 import numpy as np
 import onnx
 import onnxruntime
@@ -13,9 +14,9 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from bench.kernel_inputs import Job, bind
+from qgelu.kernels.binding import BoundKernel
 from qgelu.kernels.cpu import target
 from qgelu.kernels.registry import IMPLEMENTATIONS, selected
-from qgelu.kernels.workers import run_pieces
 
 
 @dataclass(frozen=True)
@@ -52,11 +53,11 @@ def contestants(job: Job, threads: int) -> Iterator[Contestant]:
         yield _ibert(job, threads)
 
 
-def _pieces(job: Job, threads: int) -> list[slice]:
-    rows = job.source.shape[0]
-    count = max(1, min(threads, rows, job.source.nbytes >> 18))
-    bounds = [rows * k // count for k in range(count + 1)]
-    return [slice(start, stop) for start, stop in zip(bounds[:-1], bounds[1:], strict=True)]
+@numba.njit(parallel=True, nogil=True)
+def _copy_pieces(source: Any, target: Any, count: int) -> None:
+    for piece in numba.prange(count):
+        start, stop = source.size * piece // count, source.size * (piece + 1) // count
+        target[start:stop] = source[start:stop]
 
 
 def _equal(expected: NDArray[Any]) -> Callable[[Any], str | None]:
@@ -77,24 +78,32 @@ def _near(expected: NDArray[Any], tolerance: float) -> Callable[[Any], str | Non
 
 def _copy(job: Job, threads: int) -> Contestant:
     target_array = np.empty_like(job.source)
-    pieces = [(target_array[rows], job.source[rows]) for rows in _pieces(job, threads)]
+    source, flat = job.source.reshape(-1), target_array.reshape(-1)
 
     def run() -> NDArray[Any]:
-        run_pieces(np.copyto, pieces)
+        if threads == 1:
+            np.copyto(target_array, job.source)
+        else:
+            _copy_pieces(source, flat, threads)
         return target_array
 
-    return Contestant("np.copyto of the input", run, _equal(job.source))
+    return Contestant("np.copyto of the input" if threads == 1 else "copy of the input", run, _equal(job.source))
 
 
 def _ours(job: Job, threads: int) -> Iterator[Contestant]:
     features = target()[2]
+    source, width = job.source.reshape(-1), job.source.shape[1]
     for implementation in IMPLEMENTATIONS:
         if implementation.kernel == job.kernel and implementation.features <= features:
             kernel = bind(job, implementation)
             out = np.empty_like(job.expected)
-            pieces = [(job.bias, job.source[rows].reshape(-1), out[rows].reshape(-1)) for rows in _pieces(job, threads)]
+
             # Bound as defaults: each contestant keeps its own.
-            run = lambda kernel=kernel, pieces=pieces, out=out: (run_pieces(kernel, pieces), out)[1]  # noqa: E731
+            def run(kernel: BoundKernel = kernel, out: NDArray[Any] = out) -> NDArray[Any]:
+                if threads == 1 or not kernel.run_in_pieces(job.bias, source, out.reshape(-1), width, threads):
+                    kernel(job.bias, source, out.reshape(-1))
+                return out
+
             yield Contestant(f"qgelu kernel, {implementation.path}", run, _equal(job.expected))
     result = np.empty_like(job.expected)
     yield Contestant(

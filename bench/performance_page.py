@@ -109,8 +109,19 @@ def _all_shapes(result: dict[str, Any]) -> list[str]:
                 ratios = [f"{peer['microseconds'] / ours['microseconds']:.2f}" if peer else "" for peer in peers]
                 size = " x ".join(map(str, SHAPES[shape]))
                 cells = [TITLES[kernel], f"{shape}, {size}", f"{threads}", _time(ours), f"{ours['times_copy']:.2f}"]
-                body.append([*cells, *ratios])
-    header = ["", "shape", "threads", "plan, us", "x copy", "faster than float Gelu", "faster than DQ, Gelu, Q"]
+                alone = _select(result, kernel=kernel, shape=shape, threads=1, contestant=ours["contestant"])[0]
+                gain = "" if threads == 1 else f"{alone['microseconds'] / ours['microseconds']:.2f}"
+                body.append([*cells, gain, *ratios])
+    header = [
+        "",
+        "shape",
+        "threads",
+        "plan, us",
+        "x copy",
+        "faster than one thread",
+        "faster than float Gelu",
+        "faster than DQ, Gelu, Q",
+    ]
     return table(header, body)
 
 

@@ -9,6 +9,9 @@ from typing import Any
 _SHORTEST = 200e-6
 """Seconds; what takes less is repeated within one measurement."""
 
+_PAUSE = 5e-3
+"""Seconds; OpenMP's and ONNX Runtime's threads give up spinning in less."""
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -19,8 +22,12 @@ class Timing:
     upper: float
 
 
-def in_turn(runs: Sequence[Callable[[], Any]], rounds: int) -> list[Timing]:
-    """Time functions in turn (A B C A B C ...)."""
+def in_turn(runs: Sequence[Callable[[], Any]], rounds: int, threads: int = 1) -> list[Timing]:
+    """Time functions in turn (A B C A B C ...).
+
+    Threads that have worked spin for a while, each library's own: with several threads there is a pause between two
+    functions, or one's would keep a core from the next one's.
+    """
     repeats = []
     for run in runs:
         run()
@@ -30,6 +37,8 @@ def in_turn(runs: Sequence[Callable[[], Any]], rounds: int) -> list[Timing]:
     seconds: list[list[float]] = [[] for _ in runs]
     for _ in range(rounds):
         for run, count, taken in zip(runs, repeats, seconds, strict=True):
+            if threads > 1:
+                time.sleep(_PAUSE)
             run()  # brings this one's arrays back into the caches
             start = time.perf_counter()
             for _ in range(count):

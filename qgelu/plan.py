@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from qgelu.activations import Activation
 from qgelu.certificate import Certificate
 from qgelu.errors import QGeluError
+from qgelu.kernels.binding import BoundKernel
 from qgelu.kernels.workers import run_pieces
 from qgelu.qparams import AccumulatorParams, QParams
 
@@ -191,28 +192,29 @@ class Plan(ABC):
         """Kernels by number of channels; filled as they are needed."""
         return {}
 
-    def _run_flat(self, bias: Bias, source: NDArray[Any], target: NDArray[Any]) -> None:
+    def _kernel_for(self, bias: Bias) -> Kernel:
         channels = self.channels or (1 if bias is None else bias.size)
         kernel = self._kernels.get(channels)
         if kernel is None:
             kernel = self._kernels[channels] = self.kernel(channels)
-        kernel(bias, source, target)
+        return kernel
 
     def _run_all(self, source: NDArray[Any], bias: Bias, target: NDArray[Any], threads: int) -> None:
         if source.size == 0:
             return
+        kernel = self._kernel_for(bias)
         flat_source, flat_target = source.reshape(-1), target.reshape(-1)
         if threads == 1 or source.nbytes < 2 * _MIN_BYTES_PER_THREAD:
-            self._run_flat(bias, flat_source, flat_target)
+            kernel(bias, flat_source, flat_target)
             return
         width = self.channels or (1 if bias is None else bias.size)
         rows = source.size // width
-        pieces = max(1, min(threads, source.nbytes // _MIN_BYTES_PER_THREAD, rows))
-        bounds = [rows * piece // pieces * width for piece in range(pieces + 1)]
-        run_pieces(
-            self._run_flat,
-            [(bias, flat_source[i:j], flat_target[i:j]) for i, j in zip(bounds[:-1], bounds[1:], strict=True)],
-        )
+        count = max(1, min(threads, source.nbytes // _MIN_BYTES_PER_THREAD, rows))
+        if isinstance(kernel, BoundKernel) and kernel.run_in_pieces(bias, flat_source, flat_target, width, count):
+            return
+        bounds = [rows * piece // count * width for piece in range(count + 1)]
+        pieces = [(bias, flat_source[i:j], flat_target[i:j]) for i, j in zip(bounds[:-1], bounds[1:], strict=True)]
+        run_pieces(kernel, pieces)
 
     @abstractmethod
     def kernel(self, channels: int = 1) -> Kernel:

@@ -5,7 +5,7 @@ the same call for code that Numba compiles, single- or multi-threaded.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,8 @@ class BoundKernel(ABC):
     """
 
     def __init__(self, implementation: Implementation) -> None:
+        self._implementation = implementation
+        self._in_pieces: Callable[..., bool] | None = None
         self.function = implementation.function()
 
     @abstractmethod
@@ -41,6 +43,14 @@ class BoundKernel(ABC):
     def __call__(self, bias: Bias, source: NDArray[Any], target: NDArray[Any]) -> None:
         """Run on contiguous arrays of shape [n], n a multiple of the channels."""
         self.function(source, target, *self.arguments(bias))
+
+    def run_in_pieces(self, bias: Bias, source: NDArray[Any], target: NDArray[Any], width: int, count: int) -> bool:
+        """Run on several threads: :func:`qgelu.kernels.parallel.in_pieces`."""
+        if self._in_pieces is None:
+            from qgelu.kernels.parallel import in_pieces
+
+            self._in_pieces = in_pieces(self._implementation)
+        return self._in_pieces(source, target, width, count, self.arguments(bias))
 
 
 class BoundTable(BoundKernel):
@@ -63,9 +73,14 @@ class BoundTable(BoundKernel):
 
     def __call__(self, bias: Bias, source: NDArray[Any], target: NDArray[Any]) -> None:
         """Run on codes of either sign."""
-        if source.dtype != self._unsigned:
-            source = source.view(self._unsigned)
-        self.function(source, target, *self._arguments)
+        self.function(self._patterns(source), target, *self._arguments)
+
+    def run_in_pieces(self, bias: Bias, source: NDArray[Any], target: NDArray[Any], width: int, count: int) -> bool:
+        """Run on codes of either sign on several threads."""
+        return super().run_in_pieces(bias, self._patterns(source), target, width, count)
+
+    def _patterns(self, source: NDArray[Any]) -> NDArray[Any]:
+        return source if source.dtype == self._unsigned else source.view(self._unsigned)
 
 
 class BoundNarrow(BoundKernel):
