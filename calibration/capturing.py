@@ -75,7 +75,8 @@ def capture(
     ------
     CalibrationError
         If a tensor cannot be observed, the data does not fit, a batch cannot be run, the mask does not match
-        a tensor or leaves nothing, or a tensor holds NaN or infinity. Names the tensor and the batch, from 1.
+        a tensor or leaves nothing, or a tensor holds NaN or infinity. Names the tensor, and the batch: by its
+        file if it has one of its own, else by its number from 1.
     """
     wanted: dict[str, tuple[bool, bool]] = {}
     for request in requests:
@@ -103,17 +104,18 @@ def capture(
             number += 1
             for name in names:
                 if name not in feed:
-                    raise CalibrationError(f"batch {number}: has no {name!r}: give an array for each input")
+                    raise CalibrationError(f"{source.name_of(number)}: has no {name!r}: give an array for each input")
             try:
                 values = read(feed)
             except Exception as error:  # ONNX Runtime's have no common base
-                raise CalibrationError(f"batch {number}: ONNX Runtime cannot run it: {one_line(error)}") from None
+                where = source.name_of(number)
+                raise CalibrationError(f"{where}: ONNX Runtime cannot run it: {one_line(error)}") from None
             kept = None if mask is None else feed[mask] != 0
             for name, observer in observers.items():
                 arrays = values[name] if name in values else [feed[name]]
                 if arrays:
                     ran.add(name)
-                _observe(observer, arrays, kept, f"batch {number}: tensor {name!r}")
+                _observe(observer, arrays, kept, f"{source.name_of(number)}: tensor {name!r}")
             samples += _samples(feed)
             del feed, values, arrays, kept  # before the next batch is read
             if progress is not None:

@@ -37,9 +37,16 @@ class BatchSource:
         Number of batches, where it is known beforehand.
     """
 
-    def __init__(self, start: Callable[[], Iterator[Feed]], count: int | None) -> None:
+    def __init__(
+        self, start: Callable[[], Iterator[Feed]], count: int | None, names: Sequence[str] | None = None
+    ) -> None:
         self._start = start
+        self._names = names
         self.count = count
+
+    def name_of(self, number: int) -> str:
+        """Return what to call a batch, counted from 1: its file where it has one of its own."""
+        return f"batch {number}" if self._names is None else self._names[number - 1]
 
     def __iter__(self) -> Iterator[Feed]:
         """Yield one feed after the other; holds no more than one file or batch."""
@@ -137,19 +144,35 @@ def _from_path(path: Path, inputs: Sequence[InputSpec]) -> BatchSource:
     if not path.is_dir():
         arrays = _read(path, inputs)
         return _samples(check_feed(arrays, inputs, str(path), any_batch=True), inputs, str(path))
+    return open_files(folder_files(path), inputs)
+
+
+def folder_files(path: Path) -> list[Path]:
+    """Return the .npz and .npy files of a folder, in the order of their names.
+
+    Raises
+    ------
+    CalibrationError
+        If it cannot be read, or has none.
+    """
     try:
         names = sorted(item.name for item in path.iterdir() if not item.name.startswith("."))
     except OSError as error:
-        raise CalibrationError(f"{path}: cannot be read ({error.strerror})") from None
+        raise CalibrationError(f"{path}: cannot be read ({error.strerror}): give a folder of batches") from None
     files = [path / name for name in names if name.endswith((".npz", ".npy"))]
     if not files:
         raise CalibrationError(f"{path}: has no .npz or .npy files: give a folder of batches, one file each")
+    return files
+
+
+def open_files(files: Sequence[Path], inputs: Sequence[InputSpec]) -> BatchSource:
+    """Return files as batches, one each, read one at a time."""
 
     def start() -> Iterator[Feed]:
         for file in files:
             yield _not_empty(check_feed(_read(file, inputs), inputs, str(file)), str(file))
 
-    return BatchSource(start, len(files))
+    return BatchSource(start, len(files), [str(file) for file in files])
 
 
 def _not_empty(feed: Feed, where: str) -> Feed:

@@ -43,6 +43,10 @@ class Calibration:
     def __post_init__(self) -> None:
         object.__setattr__(self, "tensors", MappingProxyType(dict(self.tensors)))
 
+    def __reduce__(self) -> tuple[type["Calibration"], tuple[object, ...]]:
+        """Pickle without the read-only view."""
+        return Calibration, (dict(self.tensors), self.model_digest, self.samples, self.mask)
+
     def merge(self, other: "Calibration") -> "Calibration":
         """Return the calibration over both sets of data.
 

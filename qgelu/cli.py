@@ -198,6 +198,7 @@ def inspect(model: str, as_json: bool) -> None:
 @_data_option(required=False)
 @click.option("-o", "--output", metavar="FILE", required=True, help="Calibration to write (.json).")
 @click.option("--merge", is_flag=True, help="Join calibrations of one model instead of making one.")
+@click.option("--dask", metavar="ADDRESS", help="Run on this Dask scheduler's workers; --data is a folder.")
 @_sites_option
 @_mask_option
 @_threads_option
@@ -207,6 +208,7 @@ def calibrate(
     data: str | None,
     output: str,
     merge: bool,
+    dask: str | None,
     sites: tuple[str, ...],
     mask: str | None,
     threads: int | None,
@@ -220,18 +222,22 @@ def calibrate(
 
     console = make_console()
     if merge:
-        given = {"--data": data, "--mask": mask, "--sites": sites or None, "--threads": threads}
+        given = {"--data": data, "--mask": mask, "--sites": sites or None, "--threads": threads, "--dask": dask}
         for option, value in given.items():
             if value is not None:
                 raise click.UsageError(f"{option} does not go with --merge: leave it out")
         if len(files) < 2:
             raise click.UsageError("--merge joins two calibrations or more: name them before -o")
         _check_output(output)
-        from calibration import Calibration
+        from calibration import Calibration, CalibrationError
 
         found = Calibration.load(files[0])
         for name in files[1:]:
-            found = found.merge(Calibration.load(name))
+            try:
+                found = found.merge(Calibration.load(name))
+            except CalibrationError as error:
+                where = "" if str(error).startswith(name) else f"{files[0]} and {name}: "
+                raise CalibrationError(f"{where}{error}") from None
     else:
         if len(files) > 1:
             raise click.UsageError("one MODEL is calibrated at a time: to join calibrations, add --merge")
@@ -241,7 +247,9 @@ def calibrate(
         from qgelu.pipeline import calibrate as run_calibration
 
         with StageProgress(console) as progress:
-            found = run_calibration(files[0], data, sites=_split(sites), mask=mask, progress=progress, threads=threads)
+            found = run_calibration(
+                files[0], data, sites=_split(sites), mask=mask, dask=dask, progress=progress, threads=threads
+            )
     found.save(output)
     if as_json:
         _print_json(

@@ -39,6 +39,8 @@ from qgelu.sessions import ModelRunner
 from qgelu.table_plan import TablePlan, make_table_plan
 
 if TYPE_CHECKING:
+    from distributed import Client
+
     from calibration import BatchSource, Calibration, TensorStatistics
     from calibration.activation_range import ActivationMethod
 
@@ -180,6 +182,7 @@ def calibrate(
     *,
     sites: Sequence[str] | None = None,
     mask: str | None = None,
+    dask: "str | Client | None" = None,
     progress: Progress | None = None,
     threads: int | None = None,
 ) -> "Calibration":
@@ -194,6 +197,8 @@ def calibrate(
         Names or globs of the sites to observe; all if not given.
     mask : str, optional
         Model input that is 0 where a position is padding.
+    dask : str or distributed.Client, optional
+        Scheduler's address, or client: the data, a folder of batches or a sequence of parts, is run on its workers.
     progress : callable, optional
         See :data:`Progress`.
     threads : int, optional
@@ -212,14 +217,18 @@ def calibrate(
         if site.ffn is not None:
             requests.append(calibration.TensorRequest(site.ffn.first.input, per_channel=True, sample_rows=True))
             requests.append(calibration.TensorRequest(site.output, per_channel=True))
-    captured = calibration.capture(
-        proto,
-        requests,
-        calibration.open_data(data, calibration.input_specs(original)),
-        mask=mask,
-        progress=lambda done, total: report("calibrate", done, total),
-        threads=threads,
-    )
+
+    def step(done: int, total: int | None) -> None:
+        report("calibrate", done, total)
+
+    if dask is None:
+        source = calibration.open_data(data, calibration.input_specs(original))
+        captured = calibration.capture(proto, requests, source, mask=mask, progress=step, threads=threads)
+    else:
+        from calibration.dask_adapter import calibrate_with_dask, connected
+
+        with connected(dask) as client:
+            captured = calibrate_with_dask(proto, requests, data, client, mask=mask, progress=step, threads=threads)
     return dataclasses.replace(captured, model_digest=calibration.model_digest(original))
 
 

@@ -1,11 +1,15 @@
+import itertools
 import json
 import os
+import pickle
 from types import MappingProxyType
 
 import numpy as np
 import pytest
 
 from calibration import Calibration, CalibrationError, observe
+from calibration.histogram import BINS
+from calibration.row_sample import ROWS
 
 
 def statistics(seed=0, channels=3):
@@ -126,3 +130,48 @@ def test_files_that_are_not_text_or_not_there(tmp_path):
     for name, message in (("binary", "not text"), ("none", "No such file"), ("", "Is a directory")):
         with pytest.raises(CalibrationError, match=message):
             Calibration.load(tmp_path / name)
+
+
+def test_statistics_take_the_same_memory_however_much_was_seen():
+    """Ranges, scales and rows change all the way; what is kept of a tensor does not grow."""
+    rng = np.random.default_rng(3)
+    sizes = []
+    merged = None
+    for number in range(200):
+        x = rng.normal(size=(300, 8)).astype(np.float32) * np.float32(1.2**number)
+        part = observe(x, per_channel=True, sample_rows=True)
+        merged = part if merged is None else merged.merge(part)
+        sizes.append(len(pickle.dumps(merged)))
+    assert merged.count == 200 * 2400
+    assert max(sizes) < 8 * BINS + 4 * 8 * ROWS + 4096
+
+
+def test_pickles():
+    original = calibration(mask="attention_mask")
+    again = pickle.loads(pickle.dumps(original))
+    assert again == original
+    with pytest.raises(TypeError):
+        again.tensors["x"] = None
+
+
+@pytest.mark.parametrize("factor", [1e-30, 1e-3, 1.0, 3.7, 1e20])
+def test_parts_of_other_ranges_merge_through_files_exactly(tmp_path, factor):
+    """Parts saved on other machines, of ranges that differ by powers, in any order: one run over everything."""
+    rng = np.random.default_rng(4)
+    pieces = [rng.normal(size=(50, 3)).astype(np.float32) * np.float32(f) for f in (1.0, factor, -2.0 * factor)]
+    options = {"per_channel": True, "sample_rows": True}
+    whole = observe(np.concatenate(pieces), **options)
+    stored = []
+    for number, piece in enumerate(pieces):
+        path = tmp_path / f"{number}.json"
+        Calibration({"x": observe(piece, **options)}, "d" * 64, 50).save(path)
+        stored.append(Calibration.load(path))
+    for order in itertools.permutations(stored):
+        path = tmp_path / "both.json"
+        order[0].merge(order[1]).save(path)
+        found = Calibration.load(path).merge(order[2])
+        ours, theirs = found.tensors["x"].to_dict(), whole.to_dict()
+        for key in ("sum", "sum_of_squares"):
+            assert ours.pop(key) == pytest.approx(theirs.pop(key), rel=1e-12)
+        assert ours == theirs
+        assert found.samples == 150

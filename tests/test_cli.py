@@ -31,6 +31,8 @@ def files(tmp_path_factory) -> Path:
     np.save(folder / "labels.npy", labels[:40])
     data = str(folder / "data.npz")
     assert cli.run(["calibrate", MODEL, "--data", data, "-o", str(folder / "calibration.json")]) == 0
+    other = Calibration.load(folder / "calibration.json")
+    Calibration(other.tensors, "0" * 64, other.samples).save(folder / "other.json")
     stored = ["--calibration", str(folder / "calibration.json")]
     for scope in ("ffn", "activation"):
         output = str(folder / f"{scope}.onnx")
@@ -250,6 +252,10 @@ BAD_INPUT = [
     (["calibrate", MODEL, *DATA, "-o", "c.json", "--sites", "nothing*"], "no site is named 'nothing*'"),
     (["calibrate", MODEL, *DATA, "-o", "c.json", "--mask", "nothing"], "'nothing' is not an input of the model"),
     (["calibrate", "--merge", HERE, "data.npz", "-o", "c.json"], "data.npz: is not a calibration"),
+    (
+        ["calibrate", "--merge", HERE, "other.json", "-o", "c.json"],
+        f"{HERE} and other.json: calibrations are of different",
+    ),
     (["calibrate", "ffn.onnx", *DATA, "-o", "c.json"], "quantized by qgelu already"),
     (["quantize", MODEL, "--calibration", "none.json", "-o", "q.onnx"], "none.json: cannot be read"),
     (["quantize", "ffn.onnx", *DATA, "-o", "q.onnx"], "quantized by qgelu already: give the float model"),
