@@ -185,7 +185,7 @@ def test_workers_that_die(model, tmp_path):
 
 def test_any_tensors(client, model, folder):
     requests = [TensorRequest("nothing")]
-    with pytest.raises(CalibrationError, match="tensor 'nothing' is not computed in the model's graph"):
+    with pytest.raises(CalibrationError, match="tensor 'nothing' is not computed in the model"):
         calibrate_with_dask(model, requests, str(folder), client)
     request = [TensorRequest("gelu", per_channel=True)]
     found = calibrate_with_dask(model, request, str(folder), client, mask=None, threads=1)
