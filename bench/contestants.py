@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
@@ -13,28 +12,12 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import helper
 
+from bench.contestant import Contestant, equal
 from bench.kernel_inputs import Job, bind
+from bench.packing import packing
 from qgelu.kernels.binding import BoundKernel
 from qgelu.kernels.cpu import target
 from qgelu.kernels.registry import IMPLEMENTATIONS, selected
-
-
-@dataclass(frozen=True)
-class Contestant:
-    """One way to do a job (or what bounds it).
-
-    Attributes
-    ----------
-    name : str
-    run : callable
-        Does the job once and returns the result.
-    check : callable
-        Takes a result; returns None, or what is wrong with it.
-    """
-
-    name: str
-    run: Callable[[], Any]
-    check: Callable[[Any], str | None]
 
 
 def optional_packages() -> dict[str, bool]:
@@ -45,6 +28,9 @@ def optional_packages() -> dict[str, bool]:
 def contestants(job: Job, threads: int) -> Iterator[Contestant]:
     """Yield everyone who can do a job with so many threads, the limit (a copy of the input) first."""
     yield _copy(job, threads)
+    if job.kernel.endswith("pack_4"):
+        yield from packing(job, threads)
+        return
     yield from _ours(job, threads)
     yield from _onnxruntime(job, threads)
     if optional_packages()["torch"]:
@@ -58,14 +44,6 @@ def _copy_pieces(source: Any, target: Any, count: int) -> None:
     for piece in numba.prange(count):
         start, stop = source.size * piece // count, source.size * (piece + 1) // count
         target[start:stop] = source[start:stop]
-
-
-def _equal(expected: NDArray[Any]) -> Callable[[Any], str | None]:
-    def check(result: Any) -> str | None:
-        wrong = int(np.count_nonzero(result != expected))
-        return f"{wrong} of {expected.size} differ" if wrong else None
-
-    return check
 
 
 def _near(expected: NDArray[Any], tolerance: float) -> Callable[[Any], str | None]:
@@ -87,7 +65,7 @@ def _copy(job: Job, threads: int) -> Contestant:
             _copy_pieces(source, flat, threads)
         return target_array
 
-    return Contestant("np.copyto of the input" if threads == 1 else "copy of the input", run, _equal(job.source))
+    return Contestant("np.copyto of the input" if threads == 1 else "copy of the input", run, equal(job.source))
 
 
 def _ours(job: Job, threads: int) -> Iterator[Contestant]:
@@ -104,12 +82,12 @@ def _ours(job: Job, threads: int) -> Iterator[Contestant]:
                     kernel(job.bias, source, out.reshape(-1))
                 return out
 
-            yield Contestant(f"qgelu kernel, {implementation.path}", run, _equal(job.expected))
+            yield Contestant(f"qgelu kernel, {implementation.path}", run, equal(job.expected))
     result = np.empty_like(job.expected)
     yield Contestant(
         f"qgelu plan ({selected(job.kernel).path})",
         lambda: job.plan(job.source, bias=job.bias, out=result, threads=threads),
-        _equal(job.expected),
+        equal(job.expected),
     )
 
 

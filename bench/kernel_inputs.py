@@ -26,6 +26,8 @@ TITLES = {
     "narrow": "int32 accumulators to 8-bit codes, per channel",
     "table_16": "16-bit codes to 16-bit codes",
     "wide": "int32 accumulators to 16-bit codes, per channel",
+    "pack_4": "bytes to 4-bit codes, two in a byte",
+    "unpack_4": "4-bit codes, two in a byte, to bytes",
 }
 
 
@@ -41,7 +43,8 @@ class Job:
     x : float32 array of shape [rows, channels]
         The real numbers that source and bias stand for.
     expected : array of shape [rows, channels]
-        The plan's codes by its plain loops.
+        The plan's codes by its plain loops; for ``pack_4`` and ``unpack_4`` the kernel's own result, with half as many
+        bytes or twice as many.
     scale : float
         Input scale of the per-tensor chains of other libraries.
     """
@@ -64,6 +67,8 @@ def make_job(kernel: str, shape: tuple[int, int]) -> Job:
     """Return a kernel's job on a shape, reproducible."""
     rng = np.random.default_rng(3)
     channels = shape[1]
+    if kernel.endswith("pack_4"):
+        return _packing_job(kernel, rng.integers(0, 256, shape).astype(np.uint8))
     x = rng.normal(0, 2, shape)
     if kernel.startswith("table"):
         bits = int(kernel.removeprefix("table_"))
@@ -86,6 +91,18 @@ def make_job(kernel: str, shape: tuple[int, int]) -> Job:
     columns = [plan.run_values(totals[:, channel], channel) for channel in range(channels)]
     expected = np.stack(columns, axis=1).astype(output.dtype)
     return Job(kernel, plan, source, bias, x.astype(np.float32), expected, scale)
+
+
+def _packing_job(kernel: str, source: NDArray[np.uint8]) -> Job:
+    """Return the work of a kernel that packs or unpacks, and a plan with 4 bits where it has them."""
+    wide, narrow = QParams(20.0 / 256, 128), QParams(10.0 / 16, 1, 4)
+    if kernel == "pack_4":
+        plan = make_plan(wide, narrow)
+        expected = (source[:, ::2] & 15) | (source[:, 1::2] << 4)
+    else:
+        plan = make_plan(QParams(20.0 / 16, 8, 4), narrow)
+        expected = np.stack([source & 15, source >> 4], axis=-1).reshape(source.shape[0], -1)
+    return Job(kernel, plan, source, None, np.zeros((0, 0), np.float32), expected, 1.0)
 
 
 def bind(job: Job, implementation: Implementation) -> BoundKernel:

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from qgelu.kernels.host import show_config as show_config
     from qgelu.native.loader import native_library_path as native_library_path
     from qgelu.native.loader import register as register
+    from qgelu.packed import pack_int4 as pack_int4
+    from qgelu.packed import run_packed as run_packed
+    from qgelu.packed import unpack_int4 as unpack_int4
     from qgelu.pipeline import calibrate as calibrate
     from qgelu.pipeline import quantize as quantize
     from qgelu.plan import Plan as Plan
@@ -35,11 +38,14 @@ _HOMES = {
     "inspect": "qgelu.inspection",
     "get_config": "qgelu.kernels.host",
     "make_plan": "qgelu.planner",
+    "pack_int4": "qgelu.packed",
     "native_library_path": "qgelu.native.loader",
     "plan_from_json": "qgelu.plan_json",
     "register": "qgelu.native.loader",
+    "run_packed": "qgelu.packed",
     "show_config": "qgelu.kernels.host",
     "quantize": "qgelu.pipeline",
+    "unpack_int4": "qgelu.packed",
     "report": "qgelu.reporting.builder",
     "verify": "qgelu.verification",
 }

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from qgelu.activations import Activation
 from qgelu.certificate import Certificate, Intermediate, enumerate_inputs
 from qgelu.errors import QGeluError
-from qgelu.plan import Bias, Kernel, Plan
+from qgelu.kernels.rows import Kernel
+from qgelu.plan import Bias, Plan
 from qgelu.qparams import AccumulatorParams, QParams
 
 A: Final = -0.2888

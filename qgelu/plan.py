@@ -1,7 +1,6 @@
 """Plans: everything one integer activation needs, all of it integers, and how to run it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, ClassVar, Final, cast
@@ -12,30 +11,13 @@ from numpy.typing import ArrayLike, NDArray
 from qgelu.activations import Activation
 from qgelu.certificate import Certificate
 from qgelu.errors import QGeluError
-from qgelu.kernels.binding import BoundKernel
-from qgelu.kernels.workers import run_pieces
+from qgelu.kernels.rows import Kernel, run_rows
+from qgelu.plan_arguments import can_write, check_out, check_threads
 from qgelu.qparams import AccumulatorParams, QParams
 
 Bias = NDArray[np.int32] | None
-Kernel = Callable[[Bias, NDArray[Any], NDArray[Any]], None]
-"""Takes a bias of shape [C] (or [1], or None), a flat source and a flat target of whole rows of C."""
-
-_MIN_BYTES_PER_THREAD: Final = 1 << 18
-"""Below this a second thread costs more than it saves."""
-
 _INT32 = np.iinfo(np.int32)
 _INT32_TYPE: Final = np.dtype(np.int32)
-
-
-def _can_write(out: NDArray[Any], source: NDArray[Any]) -> bool:
-    """Return whether a kernel may write straight to ``out``: contiguous, and apart from ``source`` or the same."""
-    if not out.flags.c_contiguous:
-        return False
-    if not np.may_share_memory(out, source):
-        return True
-    # Different widths at one address: writing would overtake reading.
-    same = out.__array_interface__["data"][0] == source.__array_interface__["data"][0]
-    return same and out.itemsize == source.itemsize
 
 
 def _as_array(value: ArrayLike, what: str) -> NDArray[Any]:
@@ -121,14 +103,13 @@ class Plan(ABC):
             codes = self._checked_codes(q)
             bias_array = self._check_bias(bias, codes)
             source = np.ascontiguousarray(codes).reshape(codes.shape)
-        if threads is not None and (not isinstance(threads, int | np.integer) or threads < 1):
-            raise QGeluError(f"threads must be a whole number of 1 or more, not {threads!r}")
+        count = check_threads(threads)
         if out is None:
             target = out = np.empty(source.shape, self._output_dtype)
         else:
-            self._check_out(out, source.shape)
-            target = out if _can_write(out, source) else np.empty(source.shape, out.dtype)
-        self._run_all(source, bias_array, target, threads or 1)
+            check_out(out, source.shape, self._output_dtype)
+            target = out if can_write(out, source) else np.empty(source.shape, out.dtype)
+        self._run_all(source, bias_array, target, count)
         if target is not out:
             out[...] = target
         return out
@@ -141,14 +122,6 @@ class Plan(ABC):
         if channels is not None and (codes.ndim == 0 or codes.shape[-1] != channels):
             raise QGeluError(f"input has shape {codes.shape}, the plan has {channels} channels on the last axis")
         return codes
-
-    def _check_out(self, out: object, shape: tuple[int, ...]) -> None:
-        if not isinstance(out, np.ndarray):
-            raise QGeluError(f"out must be an array, not {type(out).__name__}")
-        if out.shape != shape or out.dtype != self._output_dtype:
-            raise QGeluError(f"out is {out.dtype} {out.shape}, it must be {self.output.dtype} {shape}")
-        if not out.flags.writeable:
-            raise QGeluError("out is read-only: give a writeable array")
 
     def _check_bias(self, bias: ArrayLike | None, codes: NDArray[Any]) -> NDArray[np.int32] | None:
         if bias is None:
@@ -200,21 +173,9 @@ class Plan(ABC):
         return kernel
 
     def _run_all(self, source: NDArray[Any], bias: Bias, target: NDArray[Any], threads: int) -> None:
-        if source.size == 0:
-            return
-        kernel = self._kernel_for(bias)
-        flat_source, flat_target = source.reshape(-1), target.reshape(-1)
-        if threads == 1 or source.nbytes < 2 * _MIN_BYTES_PER_THREAD:
-            kernel(bias, flat_source, flat_target)
-            return
-        width = self.channels or (1 if bias is None else bias.size)
-        rows = source.size // width
-        count = max(1, min(threads, source.nbytes // _MIN_BYTES_PER_THREAD, rows))
-        if isinstance(kernel, BoundKernel) and kernel.run_in_pieces(bias, flat_source, flat_target, width, count):
-            return
-        bounds = [rows * piece // count * width for piece in range(count + 1)]
-        pieces = [(bias, flat_source[i:j], flat_target[i:j]) for i, j in zip(bounds[:-1], bounds[1:], strict=True)]
-        run_pieces(kernel, pieces)
+        if source.size:
+            width = self.channels or (1 if bias is None else bias.size)
+            run_rows(self._kernel_for(bias), bias, source.reshape(-1), target.reshape(-1), width, threads)
 
     @abstractmethod
     def kernel(self, channels: int = 1) -> Kernel:

@@ -11,8 +11,9 @@ from qgelu import narrow, wide
 from qgelu.activations import Activation
 from qgelu.certificate import ENUMERATION_LIMIT, Certificate, enumerate_inputs
 from qgelu.errors import QGeluError
+from qgelu.kernels.rows import Kernel
 from qgelu.narrow import NarrowParameters
-from qgelu.plan import Bias, Kernel, Plan
+from qgelu.plan import Bias, Plan
 from qgelu.polynomial import Lanes, TailPolynomial, family_of, family_slope, tail_polynomial
 from qgelu.qparams import AccumulatorParams, QParams
 from qgelu.wide import WideParameters

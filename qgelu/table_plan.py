@@ -10,7 +10,8 @@ from qgelu.activations import Activation
 from qgelu.certificate import Certificate, enumerate_inputs
 from qgelu.correct_rounding import nearest
 from qgelu.errors import QGeluError
-from qgelu.plan import Kernel, Plan
+from qgelu.kernels.rows import Kernel
+from qgelu.plan import Plan
 from qgelu.qparams import QParams
 
 

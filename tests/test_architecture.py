@@ -21,6 +21,8 @@ LAYERS = [
         "qgelu.ibert_plan",
         "qgelu.narrow",
         "qgelu.plan",
+        "qgelu.packed",
+        "qgelu.plan_arguments",
         "qgelu.plan_json",
         "qgelu.planner",
         "qgelu.polynomial",

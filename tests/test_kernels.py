@@ -587,7 +587,38 @@ def test_show_config_prints_what_is_used(capsys):
 
 # The registry
 
+
+@pytest.mark.parametrize("implementation", implementations("pack_4"))
+def test_packing_at_any_length(implementation):
+    pack = implementation.function()
+    codes = np.random.default_rng(1).integers(0, 256, 133).astype(np.uint8)
+    for start in range(4):
+        for length in range(130):
+            part, packed = codes[start : start + length], np.full((length + 1) // 2 + 1, 77, np.uint8)
+            pack(part, packed[:-1])
+            even = np.append(part & 15, np.zeros(length % 2, np.uint8))
+            assert np.array_equal(packed[:-1], even[::2] | (even[1::2] << 4))
+            assert packed[-1] == 77
+
+
+@pytest.mark.parametrize("implementation", implementations("unpack_4"))
+@pytest.mark.parametrize("signed", [False, True])
+def test_unpacking_at_any_length(implementation, signed):
+    unpack = implementation.function()
+    packed = np.random.default_rng(2).permutation(256).astype(np.uint8)
+    nibbles = np.stack([packed & 15, packed >> 4], axis=-1).reshape(-1)
+    expected = np.where(signed & (nibbles > 7), nibbles.astype(np.int16) - 16, nibbles).astype(np.uint8)
+    for start in range(4):
+        for length in [*range(130), 512 - 2 * start]:
+            codes = np.full(length + 1, 77, np.uint8)
+            unpack(packed[start : start + (length + 1) // 2], codes[:-1], np.uint8(8 if signed else 0))
+            assert np.array_equal(codes[:-1], expected[2 * start : 2 * start + length])
+            assert codes[-1] == 77
+
+
 TESTED = {
+    "pack_4": {test_packing_at_any_length},
+    "unpack_4": {test_unpacking_at_any_length},
     "table_8": {test_byte_table, test_byte_table_at_every_code_and_lane},
     "table_16": {test_wide_table},
     "narrow": {
@@ -606,7 +637,7 @@ def test_every_kernel_is_tested_on_all_its_paths():
         paths = [item.path for item in IMPLEMENTATIONS if item.kernel == kernel]
         assert paths[0] == "portable"
         for test in tests:
-            marks = [mark for mark in test.pytestmark if mark.args[0] == "implementation"]
+            marks = [mark for mark in test.pytestmark if mark.args[:1] == ("implementation",)]
             assert [parameter.id for parameter in marks[0].args[1]] == paths, test.__name__
 
 

@@ -16,7 +16,7 @@ class Implementation:
     ----------
     kernel : str
         ``table_8`` (256 entries of 8 bits), ``table_16`` (codes or entries of 16 bits), ``narrow`` (int32 to
-        8 bits), ``wide`` (int32 to 16 bits).
+        8 bits), ``wide`` (int32 to 16 bits), ``pack_4``, ``unpack_4`` (codes of 4 bits to two in a byte, and back).
     path : str
         A key of :data:`qgelu.kernels.cpu.PATHS`.
     module, table : str
@@ -56,6 +56,8 @@ IMPLEMENTATIONS: Final = (
     Implementation("wide", "avx2", "qgelu.kernels.wide_vector", "REQUANTIZE"),
     Implementation("wide", "avx512", "qgelu.kernels.wide_vector", "REQUANTIZE"),
     Implementation("wide", "avx512_ifma", "qgelu.kernels.wide_vector", "REQUANTIZE"),
+    Implementation("pack_4", "portable", "qgelu.kernels.int4", "PACK"),
+    Implementation("unpack_4", "portable", "qgelu.kernels.int4", "UNPACK"),
 )
 
 KERNELS: Final = tuple(dict.fromkeys(item.kernel for item in IMPLEMENTATIONS))
