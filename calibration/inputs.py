@@ -57,7 +57,9 @@ def input_specs(model: "onnx.ModelProto") -> tuple[InputSpec, ...]:
         dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
         if dtype.kind not in "biuf":
             type_name = onnx.TensorProto.DataType.Name(tensor.elem_type)
-            raise CalibrationError(f"model input {value.name!r} is of type {type_name}: it cannot be fed")
+            raise CalibrationError(
+                f"model input {value.name!r} is of type {type_name}, which NumPy does not have: give it a float32 input"
+            )
         shape = None
         if tensor.HasField("shape"):
             shape = tuple(

@@ -76,11 +76,7 @@ def probe_model(model: onnx.ModelProto, tensors: Sequence[str], as_float: Collec
             outputs.append(handed_out[name].sequence)
         else:
             raise CalibrationError(f"tensor {name!r} is not computed in the model: observe inputs or results of nodes")
-    needed, nodes = set(outputs), []
-    for node in reversed(whole.node):
-        if needed.intersection(node.output):
-            needed.update(_reads(node))
-            nodes.append(node)
+    needed, used = _needed(whole.node, outputs)
     probe = onnx.ModelProto(ir_version=model.ir_version)
     probe.opset_import.extend(model.opset_import)
     probe.functions.extend(model.functions)
@@ -90,7 +86,7 @@ def probe_model(model: onnx.ModelProto, tensors: Sequence[str], as_float: Collec
         function.node.extend(body)
     graph = probe.graph
     graph.name = model.graph.name or "probe"
-    graph.node.extend(reversed(nodes))
+    graph.node.extend(whole.node[place] for place in sorted(used))
     graph.input.extend(model.graph.input)
     types = {value.name: value for value in (*model.graph.value_info, *model.graph.output)}
     graph.value_info.extend(
@@ -99,6 +95,35 @@ def probe_model(model: onnx.ModelProto, tensors: Sequence[str], as_float: Collec
     graph.output.extend(types.get(name, onnx.ValueInfoProto(name=name)) for name in outputs)
     graph.sparse_initializer.extend(model.graph.sparse_initializer)
     return Probe(probe, tuple(outputs), handed_out)
+
+
+def holds_bfloat16(model: onnx.ModelProto) -> bool:
+    """Say whether a model's inputs, initializers or casts are of type bfloat16."""
+    kind = onnx.TensorProto.BFLOAT16
+    return (
+        any(tensor.data_type == kind for tensor in model.graph.initializer)
+        or any(value.type.tensor_type.elem_type == kind for value in model.graph.input)
+        or any(
+            attribute.name == "to" and attribute.i == kind for node in model.graph.node for attribute in node.attribute
+        )
+    )
+
+
+def _needed(nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]) -> tuple[set[str], set[int]]:
+    """Return the tensors that outputs depend on, and the places of the nodes that make them."""
+    producers = {name: place for place, node in enumerate(nodes) for name in node.output if name}
+    needed: set[str] = set()
+    places: set[int] = set()
+    waiting = list(outputs)
+    while waiting:
+        name = waiting.pop()
+        if name in needed:
+            continue
+        needed.add(name)
+        if name in producers and producers[name] not in places:
+            places.add(producers[name])
+            waiting += _reads(nodes[producers[name]])
+    return needed, places
 
 
 def serialize(probe: onnx.ModelProto, model: onnx.ModelProto, folder: Path) -> bytes | str:

@@ -41,7 +41,7 @@ def tensor_reader(
         return lambda feed: {}
     import onnxruntime
 
-    from calibration.probe import probe_model, serialize
+    from calibration.probe import holds_bfloat16, probe_model, serialize
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # errors reach the user as exceptions, once
@@ -56,7 +56,10 @@ def tensor_reader(
         try:
             return probe, onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # ONNX Runtime's have no common base
-            raise CalibrationError(f"ONNX Runtime cannot load the model: {one_line(error)}") from None
+            reason = one_line(error)
+            if "NOT_IMPLEMENTED" in reason and holds_bfloat16(model):
+                reason = f"it has no such kernels for bfloat16 on CPUs: convert the model to float32 first ({reason})"
+            raise CalibrationError(f"ONNX Runtime cannot load the model: {reason}") from None
 
     probe, session = load(())
     # NumPy has no bfloat16.

@@ -32,6 +32,7 @@ class GraphEditor:
         self.opset = next(entry.version for entry in model.opset_import if entry.domain in {"", "ai.onnx"})
         self._names = used_names(self.graph)
         self._functions: dict[str, onnx.FunctionProto] = {}
+        self._sort_all(self.graph)
         self._dead_before = self._dead()
         self._used_before = self._used()
         self._pending: list[onnx.NodeProto] = []
