@@ -24,6 +24,7 @@ PREPARE = "example_data"
 """Mark of the code that makes the data."""
 
 EXAMPLES = {
+    "inspect_table": "inspect digits_vit.onnx",
     "inspect": "inspect digits_vit.onnx --json",
     "calibrate": "calibrate digits_vit.onnx --data calib.npz -o calibration.json --json",
     "merge": "calibrate --merge calibration.json more.json -o both.json --json",

@@ -47,6 +47,9 @@ _FRAMEWORK_NAMES: Final[dict[str, Activation]] = {
     "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python": "gelu",
+    "gelu_python_tanh": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
     "swish": "silu",
 }
 

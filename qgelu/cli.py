@@ -18,6 +18,7 @@ from qgelu.errors import QGeluError
 
 if TYPE_CHECKING:
     from calibration import Calibration
+    from qgelu.graph.findings import Site
     from qgelu.pipeline import QuantizedSite
 
 CHECK_FAILED: Final = 1
@@ -155,6 +156,16 @@ def demo(output: str, threads: int | None, as_json: bool) -> None:
         raise click.exceptions.Exit(CHECK_FAILED)
 
 
+def _found_to_dict(site: "Site") -> dict[str, Any]:
+    keys = ("name", "activation", "alpha", "input", "output", "scope", "reason", "subgraph")
+    layers = None if site.ffn is None else (site.ffn.first, site.ffn.second)
+    return {
+        **{key: getattr(site, key) for key in keys},
+        "shape": None if site.shape is None else list(site.shape),
+        "weights": None if layers is None else [list(layer.weight.shape) for layer in layers],
+    }
+
+
 @cli.command()
 @click.argument("model")
 @_json_option
@@ -163,6 +174,7 @@ def inspect(model: str, as_json: bool) -> None:
 
     Of a model that is quantized already, show what was done at each site too.
     """
+    from qgelu.caveats import caveats
     from qgelu.graph.model_file import load_model
     from qgelu.graph.normal_form import normal_form
     from qgelu.graph.opset import onnx_version
@@ -172,15 +184,16 @@ def inspect(model: str, as_json: bool) -> None:
     proto = load_model(model)
     findings, opset = find_sites(normal_form(proto)), onnx_version(proto)
     done = quantized_sites(proto, model) if is_quantized(proto) else ()
+    warnings = caveats(findings, model)
     if as_json:
-        keys = ("name", "activation", "alpha", "input", "output", "scope", "reason")
         _print_json(
             {
                 "model": model,
                 "opset": opset,
-                "sites": [{key: getattr(site, key) for key in keys} for site in findings.sites],
+                "sites": [_found_to_dict(site) for site in findings.sites],
                 "near_misses": [{"anchor": miss.anchor, "reason": miss.reason} for miss in findings.near_misses],
                 "quantized": [_site_to_dict(site) for site in done],
+                "warnings": list(warnings),
             }
         )
     else:
@@ -188,7 +201,7 @@ def inspect(model: str, as_json: bool) -> None:
         from qgelu.terminal_tables import print_findings, print_quantized_sites
 
         console = make_console()
-        print_findings(console, model, opset, findings)
+        print_findings(console, model, opset, findings, warnings)
         if done:
             print_quantized_sites(console, done)
 

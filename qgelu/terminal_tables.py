@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from qgelu.bit_search import BitTrade
-    from qgelu.graph.findings import Findings
+    from qgelu.graph.findings import Findings, Site
+    from qgelu.graph.shapes import Dimensions
     from qgelu.pipeline import QuantizedSite
     from qgelu.verification import Verification
 
@@ -20,22 +21,51 @@ def activation_name(activation: str, alpha: float) -> str:
     return f"{activation} (alpha {alpha:.4g})" if activation == "quick_gelu" else activation
 
 
-def print_findings(console: "Console", path: str, opset: int, findings: "Findings") -> None:
-    """Show the sites of a model and what came near to one."""
+def _shape(shape: "Dimensions | None") -> str:
+    """Return a shape as text: ``?`` for what is not known."""
+    if shape is None:
+        return "?"
+    return f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
+
+
+def _layers(site: "Site") -> str:
+    if site.ffn is None:
+        return "-"
+    rows, hidden = site.ffn.first.weight.shape
+    return f"{rows} > {hidden} > {site.ffn.second.weight.shape[1]}"
+
+
+def print_findings(
+    console: "Console", path: str, opset: int, findings: "Findings", warnings: Iterable[str] = ()
+) -> None:
+    """Show the sites of a model in its order, what came near to one, and warnings."""
     count = len(findings.sites)
     blocks = sum(site.scope == "ffn" for site in findings.sites)
     title = f"{path}: {count} {'site' if count == 1 else 'sites'}, {blocks} of them FFNs (opset {opset})"
     if count:
-        rows: list[tuple[str, ...]] = [
-            (site.name, activation_name(site.activation, site.alpha), site.scope, site.reason or "-")
+        inside = any(site.subgraph for site in findings.sites)
+        rows = [
+            (
+                site.name,
+                *([site.subgraph or "-"] if inside else []),
+                activation_name(site.activation, site.alpha),
+                _shape(site.shape),
+                _layers(site),
+                site.scope,
+                site.reason or "-",
+            )
             for site in findings.sites
         ]
-        print_table(console, title, ["site", "activation", "scope", "why only the activation"], rows)
+        where = ["inside"] if inside else []
+        columns = ["site", *where, "activation", "input", "layers", "scope", "why only the activation"]
+        print_table(console, title, columns, rows)
     else:
         console.print(title, markup=False)
     if findings.near_misses:
-        rows = [(miss.anchor, miss.reason) for miss in findings.near_misses]
-        print_table(console, "Near misses, left alone", ["node", "reason"], rows)
+        misses = [(miss.anchor, miss.reason) for miss in findings.near_misses]
+        print_table(console, "Near misses, left alone", ["node", "reason"], misses)
+    for warning in warnings:
+        console.print(f"warning: {warning}", markup=False, style="yellow", soft_wrap=True)
 
 
 def print_quantized_sites(console: "Console", sites: "tuple[QuantizedSite, ...]") -> None:

@@ -47,6 +47,7 @@ LAYERS = [
     },
     {"qgelu.pipeline"},
     {
+        "qgelu.caveats",
         "qgelu.atomic_file",
         "qgelu.dip_check",
         "qgelu.executor_check",

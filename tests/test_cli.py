@@ -71,7 +71,7 @@ def test_version_and_help(run):
 
 def test_inspect_json(run):
     found = run_json(run, "inspect", MODEL)
-    assert list(found) == ["model", "opset", "sites", "near_misses", "quantized"]
+    assert list(found) == ["model", "opset", "sites", "near_misses", "quantized", "warnings"]
     assert (found["model"], found["opset"], found["near_misses"], found["quantized"]) == (MODEL, 18, [], [])
     assert [site["name"] for site in found["sites"]] == ["node_gelu", "node_gelu_1", "node_gelu_2"]
     assert found["sites"][0] == {
@@ -82,14 +82,19 @@ def test_inspect_json(run):
         "output": "gelu",
         "scope": "ffn",
         "reason": "",
+        "subgraph": "",
+        "shape": [None, 17, 160],
+        "weights": [[40, 160], [160, 40]],
     }
+    assert found["warnings"] == []
 
 
 def test_inspect_for_people_goes_to_stderr(run):
     code, out, err = run("inspect", MODEL)
     assert (code, out) == (0, "")
     assert "3 sites, 3 of them FFNs (opset 18)" in err
-    assert "node_gelu_2" in err
+    for word in ("node_gelu_2", "[?, 17, 160]", "40 > 160 > 40", "why only the activation"):
+        assert word in err
 
 
 def test_inspect_of_a_quantized_model_shows_what_was_done(run):
@@ -98,6 +103,15 @@ def test_inspect_of_a_quantized_model_shows_what_was_done(run):
     shown = [(site["name"], site["scope"], site["bits"], site["plan"]) for site in found["quantized"]]
     assert shown == [(name, "ffn", 8, "polynomial") for name in ("node_gelu", "node_gelu_1", "node_gelu_2")]
     assert "Quantized sites" in run("inspect", "ffn.onnx")[2]
+
+
+def test_inspect_warns(run, tmp_path):
+    path = tmp_path / "model.onnx"
+    path.write_bytes(Path(MODEL).read_bytes())
+    (tmp_path / "config.json").write_text('{"hidden_act": "gelu_new"}')
+    (warning,) = run_json(run, "inspect", str(path))["warnings"]
+    assert "config.json says hidden_act 'gelu_new', and the graph computes gelu at 3 sites" in warning
+    assert f"warning: {warning}" in run("inspect", str(path))[2].replace("\n", " ")
 
 
 def test_inspect_shows_near_misses(run, tmp_path):

@@ -15,6 +15,9 @@ _SMALL: Final = 64
 
 _KEEP_SHAPE: Final = frozenset({"BiasGelu", "FastGelu", "Gelu", "QuickGelu"})
 
+_MADE_UP: Final = "unk__"
+"""How the names begin that inference itself gives to sizes."""
+
 Dimensions = tuple[int | str | None, ...]
 
 
@@ -33,12 +36,7 @@ class Shapes:
         value = self._inferred.get(tensor)
         if value is None or not value.HasField("shape"):
             return None
-        return tuple(
-            int(each.dim_value)
-            if each.HasField("dim_value")
-            else (each.dim_param if each.HasField("dim_param") else None)
-            for each in value.shape.dim
-        )
+        return tuple(_size(each) for each in value.shape.dim)
 
     def rank(self, tensor: str) -> int | None:
         """Return the number of dimensions, None if it is not known."""
@@ -83,6 +81,13 @@ class Shapes:
                 if value.type.HasField("tensor_type")
             }
         return {}
+
+
+def _size(dimension: onnx.TensorShapeProto.Dimension) -> int | str | None:
+    if dimension.HasField("dim_value"):
+        return int(dimension.dim_value)
+    name = str(dimension.dim_param)
+    return None if not name or name.startswith(_MADE_UP) else name
 
 
 def _bare(model: onnx.ModelProto) -> onnx.ModelProto:
