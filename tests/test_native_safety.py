@@ -198,9 +198,7 @@ def test_refusals(best_host, how):
     assert "input 'offset' is 9223372036854775807 in channel 0" in requantize(
         WIDE, offset=np.array([np.iinfo(np.int64).max])
     )
-    assert "'coefficients' leaves its width in segment 0" in requantize(
-        WIDE, coefficients=np.full((32, 5), INT32.min, np.int32)
-    )
+    assert "'coefficients' leaves its width" in requantize(WIDE, coefficients=np.full((32, 5), INT32.min, np.int32))
     assert "give shape [32, 5]" in requantize(WIDE, coefficients=np.zeros((32, 4), np.int32))
     assert "input 'output_shift' is 0" in requantize(WIDE, output_shift=np.zeros(1, np.int32))
 
