@@ -25,13 +25,16 @@ from qgelu.qparams import AccumulatorParams, QParams
 WEIGHT_LIMIT: Final = 127
 """int8 weights are symmetric."""
 
-_BIAS_LIMIT: Final = 1 << 30
+_BIAS_LIMIT: Final = narrow.SHORT_BIAS
 _ACCUMULATOR_LIMIT: Final = (1 << 30) - 1
-"""Accumulator and bias each stay within 30 bits, so that their sum stays within int32."""
+"""With the bias within 24 bits, their sum stays within int32."""
 
 _LARGEST_COARSENING: Final = 16.0
 _NARROW_TOLERANCE_LSB: Final = 0.75
 """FFN outputs may have scales finer than 0.002, where the 16-bit lanes prove a little more than 0.55 LSB."""
+
+_FINEST_OUTPUT: Final = 2.0
+"""In units of the finest output scale of 16-bit lanes: finer ones prove more than the tolerance by a short m_3."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,6 +131,13 @@ def quantize_weight(weight: NDArray[np.float64]) -> tuple[NDArray[np.int8], NDAr
     return _round_weight(weight, scale), scale
 
 
+def _with_short_ratio(output: QParams, accumulator_scale: NDArray[np.float64]) -> QParams:
+    """Return the output's parameters with scales raised, by less than 1 %, to short ratios of the accumulators'."""
+    unit = accumulator_scale * (1 << narrow.FRACTION_BITS)
+    scale = unit / narrow.short_at_most(unit / output.scale)
+    return QParams(scale, output.zero_point, output.bits, output.signed)
+
+
 def middle_code(bits: int) -> float:
     """Return the middle of the codes 0 to 2**bits - 1."""
     return 0.5 * ((1 << bits) - 1)
@@ -145,8 +155,39 @@ def _check_accumulators(weight: NDArray[np.int8], bits: int, which: str) -> None
         )
 
 
+@dataclass(frozen=True, eq=False)
+class _AccumulatorScales:
+    """The scales that a first matmul's accumulators may have: those whose multiplier to the tail's steps is short.
+
+    Attributes
+    ----------
+    unit : float
+        Real width of a step of u; the scales are this times a short ratio.
+    least : float64 array of shape [N]
+        Finer ones would need longer shifts than short multipliers allow.
+    """
+
+    unit: float
+    least: NDArray[np.float64]
+
+    def at_least(self, scale: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the next scales that are not finer, [N]."""
+        return narrow.short_at_least(np.maximum(scale, self.least) / self.unit) * self.unit
+
+
+def _accumulator_scales(output: QParams, activation: Activation, alpha: float) -> _AccumulatorScales:
+    unit = tail_polynomial(family_of(activation), 16).step / family_slope(activation, alpha)
+    # make_integer_ffn raises the output's scale by at most one step of a short ratio, 2**-7.
+    linear_unit = np.asarray(output.scale) * (1.0 + 2.0**-6) / (1 << narrow.FRACTION_BITS)
+    return _AccumulatorScales(unit, np.maximum(unit, linear_unit) / (1 << narrow.SHORT_SHIFT))
+
+
 def _first_matmul(
-    weight: NDArray[np.float64], bias: NDArray[np.float64], zero_point: NDArray[np.float64], bits: int
+    weight: NDArray[np.float64],
+    bias: NDArray[np.float64],
+    zero_point: NDArray[np.float64],
+    bits: int,
+    scales: _AccumulatorScales,
 ) -> tuple[NDArray[np.int8], NDArray[np.float64], NDArray[np.int32]]:
     """Return int8 weights, accumulator scales and int32 bias of the first matmul."""
     # What the channels' middles add goes into the bias by the unrounded weight: a channel that hardly varies
@@ -156,7 +197,8 @@ def _first_matmul(
     codes, scale = quantize_weight(weight)
     # A channel without weights still has its bias to represent.
     empty = ~codes.any(axis=0)
-    scale = np.where(empty & (constant != 0.0), np.abs(constant) / (1 << 20), scale)
+    scale = scales.at_least(np.where(empty & (constant != 0.0), np.abs(constant) / (1 << 20), scale))
+    codes = _round_weight(weight, scale)
 
     def whole_bias() -> NDArray[np.float64]:
         return np.asarray(np.rint(constant / scale - middle * codes.sum(axis=0, dtype=np.float64)))
@@ -169,7 +211,7 @@ def _first_matmul(
         if factor.max() > _LARGEST_COARSENING:
             channel = int(np.argmax(factor))
             raise QGeluError(f"the first matmul's bias does not fit int32 at channel {channel}: leave this site out")
-        scale = scale * factor
+        scale = scales.at_least(scale * factor)
         codes = _round_weight(weight, scale)
         whole = whole_bias()
     _check_accumulators(codes, bits, "first")
@@ -181,7 +223,8 @@ def hidden_qparams(hidden: ChannelQuantization, activation: Activation, alpha: f
 
     Scales finer than what the 16-bit-lane arithmetic serves are raised to it.
     """
-    floor = narrow.smallest_output_scale(tail_polynomial(family_of(activation), 16), family_slope(activation, alpha))
+    tail, slope = tail_polynomial(family_of(activation), 16), family_slope(activation, alpha)
+    floor = _FINEST_OUTPUT * narrow.smallest_output_scale(tail, slope)
     zero_point = np.clip(np.rint(hidden.zero_point), 0, (1 << hidden.bits) - 1).astype(np.int32)
     return QParams(np.maximum(hidden.scale, floor), zero_point, hidden.bits, signed=False)
 
@@ -206,16 +249,19 @@ def make_integer_ffn(block: FloatFfn, input: ChannelQuantization, hidden: Channe
     second = block.second_weight.astype(np.float64)
     first_bias = np.zeros(first.shape[1]) if block.first_bias is None else block.first_bias.astype(np.float64)
     second_bias = np.zeros(second.shape[1]) if block.second_bias is None else block.second_bias.astype(np.float64)
-    codes, accumulator_scale, bias = _first_matmul(
-        input.scale[:, None] * first, first_bias, input.zero_point, input.bits
-    )
     output = hidden_qparams(hidden, block.activation, block.alpha)
+    scales = _accumulator_scales(output, block.activation, block.alpha)
+    codes, accumulator_scale, bias = _first_matmul(
+        input.scale[:, None] * first, first_bias, input.zero_point, input.bits, scales
+    )
+    output = _with_short_ratio(output, accumulator_scale)
     plan = make_polynomial_plan(
         AccumulatorParams(accumulator_scale),
         output,
         block.activation,
         block.alpha,
         narrow_tolerance=_NARROW_TOLERANCE_LSB,
+        short=True,
     )
     if plan.lanes != 16:  # a model holds one body of the op, and this one is for all FFNs
         raise QGeluError("its scales need the wide arithmetic, which FFNs do not use: leave this site out")

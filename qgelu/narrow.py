@@ -20,6 +20,18 @@ _MAX_SHIFT: Final = 30
 V_LIMIT: Final = (1 << 31) - 1 - (1 << (_MAX_SHIFT - 1))
 _U16: Final = 65535
 
+SHORT_RATIO_BITS: Final = 8
+"""Significant bits of 1 + m_1 / 2**15 and 1 + m_2 / 2**15 where multipliers are short: 16 + 8 are float32's 24."""
+
+SHORT_TAIL_BITS: Final = 9
+"""Significant bits of a short m_3: with the 15 of p, 24."""
+
+SHORT_SHIFT: Final = 6
+"""Largest net right shift where multipliers are short: a branch saturates at 16 bits, so 22 bits decide a code."""
+
+SHORT_BIAS: Final = 1 << 23
+"""Largest bias where multipliers are short: a sum that float32 rounds, above 2**24 - 2**23, has saturated."""
+
 CHANNEL_FIELDS: Final = (
     "limit",
     "left_shift",
@@ -67,6 +79,34 @@ def _normalising_shift(ratio: NDArray[np.float64]) -> NDArray[np.int64]:
     return 1 - np.frexp(ratio)[1].astype(np.int64)
 
 
+def _significant(values: NDArray[np.float64], bits: int, rounding: np.ufunc) -> NDArray[np.float64]:
+    mantissa, exponent = np.frexp(values)
+    return np.asarray(np.ldexp(rounding(np.ldexp(mantissa, bits)), exponent - bits))
+
+
+def short_at_least(ratio: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the least ratio that short multipliers hold exactly and that is not below the one given."""
+    return _significant(ratio, SHORT_RATIO_BITS, np.ceil)
+
+
+def short_at_most(ratio: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the largest ratio that short multipliers hold exactly and that is not above the one given."""
+    return _significant(ratio, SHORT_RATIO_BITS, np.floor)
+
+
+def is_short(parameters: NarrowParameters) -> bool:
+    """Return whether float32 computes (12) to (18) exactly up to saturation: docs/arithmetic.md, section 3."""
+    p = parameters
+    ratios = np.concatenate([p.linear_multiplier, p.argument_multiplier])
+    shifts = np.maximum(p.linear_shift, p.argument_shift) - p.left_shift
+    tail = p.tail_multiplier.astype(np.float64)
+    return bool(
+        np.all(ratios % (1 << (16 - SHORT_RATIO_BITS)) == 0)
+        and np.all(_significant(tail, SHORT_TAIL_BITS, np.rint) == tail)
+        and shifts.max() <= SHORT_SHIFT
+    )
+
+
 def smallest_output_scale(tail: TailPolynomial, slope: float) -> float:
     """Return an output scale from which on this arithmetic works.
 
@@ -86,6 +126,8 @@ def prepare(
     code_range: int,
     tail: TailPolynomial,
     slope: float,
+    *,
+    short: bool = False,
 ) -> NarrowParameters | str:
     """Return the integers for these scales, or the reason why this arithmetic cannot serve them.
 
@@ -100,15 +142,22 @@ def prepare(
         In 16-bit lanes.
     slope : float
         a of g(t) = g_family(a t) / a.
+    short : bool
+        Round the multipliers to short ones.
     """
     unit = float(1 << FRACTION_BITS)
     linear_ratio = unit * input_scale / output_scale
     argument_ratio = input_scale * slope / tail.step
+    if short:
+        linear_ratio = _significant(linear_ratio, SHORT_RATIO_BITS, np.rint)
+        argument_ratio = _significant(argument_ratio, SHORT_RATIO_BITS, np.rint)
     linear_exponent = _normalising_shift(linear_ratio)
     argument_exponent = _normalising_shift(argument_ratio)
     left = np.maximum(0, np.maximum(-linear_exponent, -argument_exponent))
     linear_shift, argument_shift = linear_exponent + left, argument_exponent + left
     tail_multiplier = np.rint(unit * 65536.0 / (output_scale * tail.gain * slope))
+    if short:
+        tail_multiplier = np.rint(_significant(tail_multiplier, SHORT_TAIL_BITS, np.rint))
     if np.any(np.maximum(linear_shift, argument_shift) > _MAX_SHIFT):
         return "input scale too fine for the output scale"
     largest_tail = int(tail.proof.values.max())

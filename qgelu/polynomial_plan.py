@@ -163,6 +163,7 @@ def make_polynomial_plan(
     activation: Activation,
     alpha: float,
     narrow_tolerance: float = NARROW_TOLERANCE_LSB,
+    short: bool = False,
 ) -> PolynomialPlan:
     """Return a plan that forms max(x, 0) - g(|x|) with integer polynomials.
 
@@ -170,6 +171,8 @@ def make_polynomial_plan(
     ----------
     narrow_tolerance : float
         LSB. The 16-bit lanes are used where their proved error is at most this.
+    short : bool
+        In 16-bit lanes, use short multipliers: see :func:`qgelu.narrow.is_short`.
 
     Raises
     ------
@@ -184,7 +187,8 @@ def make_polynomial_plan(
             continue
         arithmetic = _ARITHMETIC[lanes]
         tail = tail_polynomial(family_of(activation), lanes)
-        prepared = arithmetic.prepare(scales.input, scales.output, scales.zero_offset, scales.code_range, tail, slope)
+        numbers = (scales.input, scales.output, scales.zero_offset, scales.code_range, tail, slope)
+        prepared = narrow.prepare(*numbers, short=short) if lanes == 16 else wide.prepare(*numbers)
         if isinstance(prepared, str):
             reasons.append(prepared)
             continue

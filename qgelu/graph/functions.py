@@ -4,6 +4,10 @@ Written into the model, they let stock ONNX Runtime, onnx.reference and other ru
 and use int32 wherever the arithmetic fits; a right shift of a value known not to be negative is a Div by a power of
 two, since BitShift takes no signed integers and Div truncates towards zero.
 
+`RequantizeGelu` in 16-bit lanes has two bodies that return the same codes: one in integers for every plan, and one in
+float32, which takes a third of the time on ONNX Runtime, for plans with short multipliers, which FFNs have
+(docs/arithmetic.md, section 3).
+
 Tables are read by ai.onnx.ml's ArrayFeatureExtractor: ONNX Runtime's Gather takes six times as long, and
 onnx.reference's GatherElements cannot read from more than 64 entries.
 """
@@ -102,6 +106,9 @@ class _Body:
         one = self.constant([1], "uint64")
         return self.cast(self.op("BitShift", one, self.cast(exponent, TensorProto.UINT64), direction="LEFT"), to)
 
+    def float32(self, value: float) -> str:
+        return self.constant(value, "float32")
+
     def half(self, power: str, dtype: str = "int32") -> str:
         """Return power >> 1: what is added before a shift to round half up."""
         return self.op("Div", power, self.constant(2, dtype))
@@ -112,13 +119,16 @@ class _Body:
         shifted = self.op("Div", lifted, self.constant(1 << bits, dtype))
         return self.op("Sub", shifted, self.constant(1 << (magnitude_bits - bits), dtype))
 
+    def look_up(self, table: str, index: str) -> str:
+        """Return table[index], flat; ``table`` is of shape [n], ``index`` int64 and not empty."""
+        return self.op("ArrayFeatureExtractor", table, index, domain=ML_DOMAIN)
+
     def lookup(self, table: str, index: str, shape_of: str) -> str:
         """Return table[index] in the shape of ``shape_of``; ``table`` is int32 of shape [n], ``index`` int64."""
-        output = f"table_value_{len(self.nodes)}"
         flat = self.op("Reshape", index, self.constant([-1], "int64"))
         # ONNX Runtime refuses an empty index: look one more up, and drop it.
         padded = self.op("Concat", flat, self.constant([0], "int64"), axis=0)
-        self.nodes.append(helper.make_node("ArrayFeatureExtractor", [table, padded], [output], domain=ML_DOMAIN))
+        output = self.look_up(table, padded)
         first, end, axis = (
             self.constant([0], "int64"),
             self.constant([-1], "int64"),
@@ -130,11 +140,12 @@ class _Body:
         return helper.make_function(DOMAIN, name, list(inputs), ["output"], self.nodes, opsets.imports(), attributes)
 
 
-def _cast_to_attribute(body: _Body, value: str) -> None:
-    node = helper.make_node("Cast", [value], ["output"])
+def _cast_to_attribute(body: _Body, value: str, name: str | None = None) -> str:
+    """Return a value in the type that the function's attribute ``to`` names."""
+    output = body.op("Cast", value, name=name)
     attribute = onnx.AttributeProto(name="to", type=onnx.AttributeProto.INT, ref_attr_name="to")
-    node.attribute.append(attribute)
-    body.nodes.append(node)
+    body.nodes[-1].attribute.append(attribute)
+    return output
 
 
 def table_function(opsets: Opsets) -> onnx.FunctionProto:
@@ -142,7 +153,7 @@ def table_function(opsets: Opsets) -> onnx.FunctionProto:
     body = _Body()
     index = body.op("Sub", body.cast("codes", TensorProto.INT64), "first_code")
     value = body.lookup(body.cast("table", TensorProto.INT32), index, "codes")
-    _cast_to_attribute(body, value)
+    _cast_to_attribute(body, value, "output")
     return body.function(TABLE_OP, TABLE_INPUTS, ["to"], opsets)
 
 
@@ -201,7 +212,68 @@ def narrow_function(opsets: Opsets) -> onnx.FunctionProto:
     positive = body.op("Min", body.op("Add", linear, "offset"), top)
     difference = body.op("Max", body.op("Sub", positive, tail), body.constant(0))
     code = _saturate_code(body, body.op("Div", difference, body.constant(1 << 7)), "int32")
-    _cast_to_attribute(body, code)
+    _cast_to_attribute(body, code, "output")
+    return body.function(REQUANTIZE_OP, NARROW_INPUTS, ["to"], opsets)
+
+
+def _scaled_sum(body: _Body, scale: str) -> str:
+    """Return (accumulator + bias) * scale, float32; ``scale`` holds powers of two.
+
+    ONNX Runtime makes MatMulInteger, Cast, Mul, Add one operator if the Mul is by a product of two scales that it
+    does not fold. An element of a sequence is not folded.
+    """
+    sequence = body.op("SequenceConstruct", body.float32(1.0))
+    one = body.op("SequenceAt", sequence, body.constant(0, "int64"))
+    product = body.op("Mul", body.cast("accumulator", TensorProto.FLOAT), body.op("Mul", one, scale))
+    return body.op("Add", product, body.op("Mul", body.cast("bias", TensorProto.FLOAT), scale))
+
+
+def _with_a_row_more(body: _Body, value: str, shape: str) -> str:
+    """Return float32 [..., C] as [rows + 1, C], the last row zeros: ONNX Runtime looks up no empty index."""
+    end = body.constant([1 << 62], "int64")
+    last = body.op("Slice", shape, body.constant([-1], "int64"), end)
+    channels = body.op("Max", last, body.constant([1], "int64"))
+    rows = body.op("Reshape", value, body.op("Concat", body.constant([-1], "int64"), channels, axis=0))
+    return body.op("Pad", rows, body.constant([0, 0, 1, 0], "int64"))
+
+
+def short_narrow_function(opsets: Opsets) -> onnx.FunctionProto:
+    """Return ``RequantizeGelu`` in float32, for plans with short multipliers: equations (10) to (18), exactly.
+
+    Whatever can decide a code is a multiple of a power of two within 24 bits. What rounds is beyond saturation, but
+    for the factor 1 + 2**-23: it makes every half a little more, so that Round's half to even rounds it up.
+    """
+    body = _Body()
+    left, linear_power, argument_power = (
+        body.power_of_two(name, TensorProto.FLOAT) for name in ("left_shift", "linear_shift", "argument_shift")
+    )
+    nudge = body.float32(1.0 + 2.0**-23)
+
+    def one_and(fraction: str) -> str:
+        part = body.op("Mul", body.cast(fraction, TensorProto.FLOAT), body.float32(2.0**-15))
+        return body.op("Add", body.float32(1.0), part)
+
+    scaled = _scaled_sum(body, body.op("Div", left, linear_power))
+    shape = body.op("Shape", scaled)
+    rows = _with_a_row_more(body, scaled, shape)
+    positive = body.op("Clip", rows, body.float32(0.0), body.float32(65536.0))
+    linear = body.op("Round", body.op("Mul", positive, nudge))
+    linear = body.op("Mul", linear, one_and("linear_multiplier"))
+    to_argument = body.op("Mul", body.op("Div", linear_power, argument_power), nudge)
+    argument = body.op("Round", body.op("Mul", body.op("Abs", rows), to_argument))
+    argument = body.op("Mul", argument, one_and("argument_multiplier"))
+    u = body.cast(body.op("Min", argument, body.float32(65535.0)), TensorProto.INT64)
+    table = body.cast(_narrow_tail_table(body), TensorProto.FLOAT)
+    p = body.op("Reshape", body.look_up(table, u), body.op("Shape", u))
+    to_result = body.op("Mul", body.cast("tail_multiplier", TensorProto.FLOAT), body.float32(2.0**-16))
+    tail = body.op("Floor", body.op("Mul", p, to_result))
+    # Rounding (r - 64) / 128 with 2**-8 on top is a floor of r / 128, since r counts in steps of 2**-7: never a tie.
+    offset = body.op("Add", body.cast("offset", TensorProto.FLOAT), body.float32(2.0**-8 - 64.0))
+    result = body.op("Add", body.op("Sub", linear, tail), offset)
+    minimum, maximum = (_cast_to_attribute(body, name) for name in ("code_minimum", "code_maximum"))
+    code = body.op("Min", body.op("QuantizeLinear", result, body.float32(128.0), minimum), maximum)
+    kept = body.op("Slice", code, body.constant([0], "int64"), body.constant([-1], "int64"))
+    body.op("Reshape", kept, shape, allowzero=1, name="output")
     return body.function(REQUANTIZE_OP, NARROW_INPUTS, ["to"], opsets)
 
 
@@ -235,5 +307,5 @@ def wide_function(opsets: Opsets) -> onnx.FunctionProto:
     result = body.op("Sub", body.op("Add", linear, "offset"), tail)
     saturated = body.op("Max", result, body.constant(0, "int64"))
     shifted = body.op("Div", saturated, body.power_of_two("output_shift", TensorProto.INT64))
-    _cast_to_attribute(body, _saturate_code(body, shifted, "int64"))
+    _cast_to_attribute(body, _saturate_code(body, shifted, "int64"), "output")
     return body.function(REQUANTIZE_OP, WIDE_INPUTS, ["to"], opsets)

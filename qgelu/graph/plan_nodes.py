@@ -20,9 +20,11 @@ from qgelu.graph.functions import (
     WIDE_INPUTS,
     Opsets,
     narrow_function,
+    short_narrow_function,
     table_function,
     wide_function,
 )
+from qgelu.narrow import SHORT_BIAS, NarrowParameters, is_short
 from qgelu.plan import Plan
 from qgelu.polynomial_plan import PolynomialPlan
 from qgelu.qparams import AccumulatorParams
@@ -60,6 +62,14 @@ class PlanNode:
 def tensor_type(dtype: np.dtype[Any]) -> int:
     """Return ONNX's number of an integer type of codes."""
     return _TENSOR_TYPES[dtype.name]
+
+
+def _function(plan: PolynomialPlan, bias: NDArray[np.int32]) -> Callable[[Opsets], onnx.FunctionProto]:
+    if plan.lanes == 32:
+        return wide_function
+    assert isinstance(plan.integers, NarrowParameters)
+    within = bool(np.all(np.abs(bias.astype(np.int64)) <= SHORT_BIAS))
+    return short_narrow_function if within and is_short(plan.integers) else narrow_function
 
 
 def plan_node(plan: Plan, bias: NDArray[np.int32] | None = None) -> PlanNode:
@@ -102,7 +112,7 @@ def plan_node(plan: Plan, bias: NDArray[np.int32] | None = None) -> PlanNode:
         "code_maximum": np.array(plan.output.qmax, np.int32),
     }
     names = NARROW_INPUTS if plan.lanes == 16 else WIDE_INPUTS
-    function = narrow_function if plan.lanes == 16 else wide_function
+    function = _function(plan, addend)
     return PlanNode(
         REQUANTIZE_OP,
         {name: values[name] for name in names[1:]},

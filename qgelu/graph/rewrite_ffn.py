@@ -8,6 +8,7 @@ matmul's output name holds the dequantized result; the shape-only nodes run on i
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import TensorProto
 
 from qgelu.ffn import IntegerFfn
@@ -48,6 +49,20 @@ def _input_codes(editor: GraphEditor, site: Site, block: IntegerFfn, x: str, hin
     return codes
 
 
+def _unfolded(editor: GraphEditor, multiplier: NDArray[np.float32], hint: str) -> str:
+    """Return the multiplier as a product by 1 that ONNX Runtime does not fold.
+
+    It makes MatMulInteger, Cast, Mul and Add one operator where the Mul is by such a product: an element of a
+    sequence is not folded.
+    """
+    one = editor.constant(np.array(1.0, np.float32), f"{hint}/one")
+    first = editor.constant(np.array(0, np.int64), f"{hint}/first")
+    sequence = editor.node("SequenceConstruct", [one], f"{hint}/ones")
+    element = editor.node("SequenceAt", [sequence, first], f"{hint}/unfolded_one")
+    constant = editor.constant(multiplier, f"{hint}/output_multiplier")
+    return editor.node("Mul", [element, constant], f"{hint}/output_multiplier_times_one")
+
+
 def rewrite_ffn(editor: GraphEditor, site: Site, ffn: Ffn, block: IntegerFfn, element_type: int) -> None:
     """Replace one FFN by its integer block.
 
@@ -73,7 +88,7 @@ def rewrite_ffn(editor: GraphEditor, site: Site, ffn: Ffn, block: IntegerFfn, el
     second_weight = editor.constant(block.second_weight, f"{hint}/second_weight")
     sums = editor.node("MatMulInteger", [after, second_weight], f"{hint}/second_accumulator")
     real = editor.node("Cast", [sums], f"{hint}/second_as_float", to=TensorProto.FLOAT)
-    multiplier = editor.constant(block.output_multiplier, f"{hint}/output_multiplier")
+    multiplier = _unfolded(editor, block.output_multiplier, hint)
     bias = editor.constant(block.output_bias, f"{hint}/output_bias")
     scaled = editor.node("Mul", [real, multiplier], f"{hint}/output_scaled")
     if element_type == TensorProto.FLOAT:
