@@ -165,21 +165,38 @@ class _AccumulatorScales:
         Real width of a step of u; the scales are this times a short ratio.
     least : float64 array of shape [N]
         Finer ones would need longer shifts than short multipliers allow.
+    output : float64 array of shape [N]
+        The activation's output scale.
     """
 
     unit: float
     least: NDArray[np.float64]
+    output: NDArray[np.float64]
 
     def at_least(self, scale: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the next scales that are not finer, [N]."""
         return narrow.short_at_least(np.maximum(scale, self.least) / self.unit) * self.unit
 
+    def check(
+        self, weight: NDArray[np.float64], codes: NDArray[np.int8], scale: NDArray[np.float64], bits: int
+    ) -> None:
+        """Raise QGeluError if a scale is so coarse that inputs which move together would be lost."""
+        natural = quantize_weight(weight)[1]
+        lost = np.abs((weight - scale * codes).sum(axis=0)) * middle_code(bits)
+        coarse = (scale > _LARGEST_COARSENING * natural) & (lost > self.output)
+        if coarse.any():
+            raise QGeluError(
+                f"the first matmul's weights are too small for the output's scale at channel {int(np.argmax(coarse))}: "
+                "leave this site out"
+            )
+
 
 def _accumulator_scales(output: QParams, activation: Activation, alpha: float) -> _AccumulatorScales:
     unit = tail_polynomial(family_of(activation), 16).step / family_slope(activation, alpha)
     # make_integer_ffn raises the output's scale by at most one step of a short ratio, 2**-7.
-    linear_unit = np.asarray(output.scale) * (1.0 + 2.0**-6) / (1 << narrow.FRACTION_BITS)
-    return _AccumulatorScales(unit, np.maximum(unit, linear_unit) / (1 << narrow.SHORT_SHIFT))
+    scale = np.asarray(output.scale, dtype=np.float64)
+    linear_unit = scale * (1.0 + 2.0**-6) / (1 << narrow.FRACTION_BITS)
+    return _AccumulatorScales(unit, np.maximum(unit, linear_unit) / (1 << narrow.SHORT_SHIFT), scale)
 
 
 def _first_matmul(
@@ -214,6 +231,7 @@ def _first_matmul(
         scale = scales.at_least(scale * factor)
         codes = _round_weight(weight, scale)
         whole = whole_bias()
+    scales.check(weight, codes, scale, bits)
     _check_accumulators(codes, bits, "first")
     return codes, scale, whole.astype(np.int32)
 

@@ -5,7 +5,8 @@ import pytest
 
 from qgelu.activations import ACTIVATIONS, evaluate
 from qgelu.errors import QGeluError
-from qgelu.ffn import ChannelQuantization, FloatFfn, make_integer_ffn, quantize_weight
+from qgelu.ffn import ChannelQuantization, FloatFfn, hidden_qparams, make_integer_ffn, quantize_weight
+from qgelu.narrow import SHORT_BIAS, is_short
 
 
 def make_block(rng, activation="gelu", shape=(12, 24, 8), bias=True):
@@ -75,10 +76,10 @@ def test_a_large_bias_makes_the_weights_coarser():
     hidden, _ = float_block(block, x)
     source, target = channels(x, 8, False), channels(hidden, 8, True)
     scale = quantize_weight(source.scale[:, None] * block.first_weight.astype(np.float64))[1]
-    block.first_bias[3] = 3 * scale[3] * (1 << 30)
+    block.first_bias[3] = 3 * scale[3] * SHORT_BIAS
     integer = make_integer_ffn(block, source, target)
-    assert abs(int(integer.first_bias[3])) <= 1 << 30
-    block.first_bias[3] = 100 * scale[3] * (1 << 30)
+    assert abs(int(integer.first_bias[3])) <= SHORT_BIAS
+    block.first_bias[3] = 100 * scale[3] * SHORT_BIAS
     with pytest.raises(QGeluError, match="bias does not fit int32 at channel 3"):
         make_integer_ffn(block, source, target)
 
@@ -86,7 +87,7 @@ def test_a_large_bias_makes_the_weights_coarser():
 def test_accumulators_that_could_overflow_are_refused():
     k = 40000
     block = FloatFfn(np.ones((k, 1)), None, np.ones((1, 1)), None, "gelu", 1.702)
-    source = ChannelQuantization(np.full(k, 1e-6), np.zeros(k), 8)
+    source = ChannelQuantization(np.full(k, 1e-3), np.zeros(k), 8)
     with pytest.raises(QGeluError, match=r"first matmul's int32 accumulators could overflow \(K = 40000\)"):
         make_integer_ffn(block, source, ChannelQuantization(np.array([0.01]), np.array([20.0]), 8))
 
@@ -110,3 +111,32 @@ def test_scales_that_need_the_wide_arithmetic_are_refused():
     source = ChannelQuantization(np.full(12, 0.05), np.full(12, 127.0), 8)
     with pytest.raises(QGeluError, match="need the wide arithmetic"):
         make_integer_ffn(block, source, ChannelQuantization(np.full(24, 500.0), np.full(24, 3.0), 8))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("bits", [8, 3])
+def test_multipliers_are_short_and_scales_hardly_change(activation, bits):
+    rng = np.random.default_rng(8)
+    block = make_block(rng, activation, shape=(64, 200, 8))
+    block.first_weight[:, :100] *= np.logspace(-7, 0, 100)
+    x = rng.normal(size=(400, 64)).astype(np.float32)
+    hidden, _ = float_block(block, x)
+    target = channels(hidden, bits, True)
+    integer = make_integer_ffn(block, channels(x, 8, False), target)
+    assert is_short(integer.plan.integers)
+    assert integer.plan.certificate.max_error_lsb < 0.75
+    raised = integer.plan.output.scale / hidden_qparams(target, activation, block.alpha).scale
+    assert np.all((raised > 0.9999) & (raised < 1.01))
+    expected = quantize_weight(channels(x, 8, False).scale[:, None] * block.first_weight.astype(np.float64))[1]
+    ratio = integer.plan.input.scale / expected
+    assert np.all(ratio > 0.9999)
+    assert np.all(ratio[120:] < (1.01 if bits == 8 else 3.0))
+
+
+def test_weights_that_a_coarse_scale_would_lose_are_refused():
+    k = 5000
+    block = FloatFfn(np.ones((k, 1)), None, np.ones((1, 1)), None, "gelu", 1.702)
+    source = ChannelQuantization(np.full(k, 1e-4), np.zeros(k), 8)
+    make_integer_ffn(block, source, ChannelQuantization(np.array([0.02]), np.array([9.0]), 8))
+    with pytest.raises(QGeluError, match="weights are too small for the output's scale at channel 0"):
+        make_integer_ffn(block, source, ChannelQuantization(np.array([3.0]), np.array([9.0]), 8))

@@ -1,15 +1,19 @@
 """The ops' function bodies on stock ONNX Runtime and in onnx.reference against the Numba kernels: bit for bit."""
 
+import dataclasses
+
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from qgelu import AccumulatorParams, QParams, make_plan
+from qgelu import AccumulatorParams, QParams, make_plan, narrow
 from qgelu.activations import ACTIVATIONS
 from qgelu.errors import QGeluError
 from qgelu.graph.plan_nodes import plan_model
+from qgelu.polynomial import family_of, family_slope, tail_polynomial
+from qgelu.polynomial_plan import make_polynomial_plan
 
 INT32 = np.iinfo(np.int32)
 
@@ -100,6 +104,75 @@ def test_accumulators_per_tensor_and_alpha():
     plan = make_plan(AccumulatorParams(2e-4), QParams(0.02, 10), "quick_gelu", alpha=0.9)
     rng = np.random.default_rng(2)
     run_everywhere(plan, accumulators(plan, rng, 2000))
+
+
+def short_plan(rng, activation, bits, signed, channels=41):
+    """Return a plan with short multipliers: channels at the finest scales and the longest shifts first."""
+    tail, slope = tail_polynomial(family_of(activation), 16), family_slope(activation, 1.702)
+    step = tail.step / slope
+    output = 2 * narrow.smallest_output_scale(tail, slope) * np.exp(rng.uniform(0, 5, channels))
+    finest = np.maximum(step, output * 1.016 / 128) / 64
+    source = finest * np.where(np.arange(channels) < 15, 1.0, np.exp(rng.uniform(0, 9, channels)))
+    source = narrow.short_at_least(source / step) * step
+    output = 128 * source / narrow.short_at_most(128 * source / output)
+    empty = QParams(1.0, 0, bits, signed)
+    zero = rng.integers(empty.qmin, empty.qmax + 1, channels)
+    zero[:2] = empty.qmin, empty.qmax
+    target = QParams(output, zero, bits, signed)
+    return make_polynomial_plan(AccumulatorParams(source), target, activation, 1.702, 0.75, short=True)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize(("bits", "signed"), [(8, False), (8, True), (5, False), (2, True)])
+def test_short_multipliers_in_float32(activation, bits, signed):
+    rng = np.random.default_rng(9)
+    plan = short_plan(rng, activation, bits, signed)
+    assert narrow.is_short(plan.integers)
+    assert max(plan.integers.linear_shift.max(), plan.integers.argument_shift.max()) == narrow.SHORT_SHIFT
+    bias = rng.integers(-30000, 30000, plan.channels).astype(np.int32)
+    bias[:4] = np.array([-1, 1, 1, -1]) * narrow.SHORT_BIAS
+    bias[15:17] = np.array([-1, 1]) * narrow.SHORT_BIAS
+    # Every tie of both shifts, and every step of the argument, is among the sums near zero.
+    sums = np.concatenate([np.arange(-40000, 40000), np.arange(-(1 << 22) - 64, (1 << 22) + 64, 33)])
+    near = np.clip(sums[:, None] - bias.astype(np.int64), INT32.min, INT32.max).astype(np.int32)
+    run_everywhere(plan, near, bias, reference=False)
+    codes = np.concatenate([accumulators(plan, rng, 300), near[::500]])
+    expected = run_everywhere(plan, codes, bias)
+    assert len(np.unique(expected)) > (1 << bits) - 4
+    for shape in [(0, plan.channels), (3, 0, plan.channels), (2, 5, plan.channels), (plan.channels,)]:
+        run_everywhere(plan, codes.ravel()[: np.prod(shape)].reshape(shape), bias)
+    (function,) = plan_model(plan, bias).functions
+    assert "Div" not in {node.op_type for node in function.node if "accumulator" in node.input}
+    assert "Round" in {node.op_type for node in function.node}
+
+
+def test_short_multipliers_per_tensor_and_without_channels():
+    plan = make_polynomial_plan(
+        AccumulatorParams(4.5 / 65536 / 4), QParams(4.5 / 256, 9), "gelu", 1.702, narrow_tolerance=0.75, short=True
+    )
+    assert narrow.is_short(plan.integers)
+    run_everywhere(plan, accumulators(plan, np.random.default_rng(3), 2000))
+    run_everywhere(plan, np.zeros((3, 0), np.int32))
+
+
+@pytest.mark.parametrize("name", ["bias", "linear_multiplier", "argument_multiplier", "tail_multiplier", "shift"])
+def test_a_plan_that_float32_cannot_compute_runs_in_integers(name):
+    plan = short_plan(np.random.default_rng(10), "gelu", 8, False)
+    bias = np.zeros(plan.channels, np.int32)
+    arrays = {key: value.copy() for key, value in plan.integers.channel_arrays().items()}
+    if name == "bias":
+        bias[7] = narrow.SHORT_BIAS + 1
+    elif name == "shift":
+        for key in ("linear_shift", "argument_shift"):
+            arrays[key][:15] += 1
+        arrays["limit"][:15] *= 2
+    else:
+        arrays[name][20] = 1025 if name == "tail_multiplier" else arrays[name][20] + 1
+    integers = narrow.NarrowParameters(**arrays, coefficients=plan.integers.coefficients)
+    changed = dataclasses.replace(plan, integers=integers)
+    (function,) = plan_model(changed, bias).functions
+    assert "Round" not in {node.op_type for node in function.node}
+    run_everywhere(changed, accumulators(changed, np.random.default_rng(11), 50), bias)
 
 
 def test_one_session_runs_at_every_size():

@@ -129,9 +129,9 @@ def test_changed_function_body_is_caught(float_model, quantized, data):
     constant = next(
         node.attribute[0].t
         for node in function.node
-        if node.op_type == "Constant" and numpy_helper.to_array(node.attribute[0].t).tolist() == 128
+        if node.op_type == "Constant" and numpy_helper.to_array(node.attribute[0].t).tolist() == 128.0
     )
-    constant.CopyFrom(numpy_helper.from_array(np.array(127, np.int32)))
+    constant.CopyFrom(numpy_helper.from_array(np.array(127, np.float32)))
     found = verify(float_model, changed, data)
     assert len(found.failures) == 3
     assert all("codes differ" in failure for failure in found.failures)

@@ -271,7 +271,7 @@ def short_narrow_function(opsets: Opsets) -> onnx.FunctionProto:
     offset = body.op("Add", body.cast("offset", TensorProto.FLOAT), body.float32(2.0**-8 - 64.0))
     result = body.op("Add", body.op("Sub", linear, tail), offset)
     minimum, maximum = (_cast_to_attribute(body, name) for name in ("code_minimum", "code_maximum"))
-    code = body.op("Min", body.op("QuantizeLinear", result, body.float32(128.0), minimum), maximum)
+    code = body.op("Clip", body.op("QuantizeLinear", result, body.float32(128.0), minimum), minimum, maximum)
     kept = body.op("Slice", code, body.constant([0], "int64"), body.constant([-1], "int64"))
     body.op("Reshape", kept, shape, allowzero=1, name="output")
     return body.function(REQUANTIZE_OP, NARROW_INPUTS, ["to"], opsets)
