@@ -223,7 +223,8 @@ def _scaled_sum(body: _Body, scale: str) -> str:
     does not fold. An element of a sequence is not folded.
     """
     sequence = body.op("SequenceConstruct", body.float32(1.0))
-    one = body.op("SequenceAt", sequence, body.constant(0, "int64"))
+    element = body.op("SequenceAt", sequence, body.constant(0, "int64"))
+    one = body.op("Reshape", element, body.constant([1], "int64"))  # shape inference knows no shape of an element
     product = body.op("Mul", body.cast("accumulator", TensorProto.FLOAT), body.op("Mul", one, scale))
     return body.op("Add", product, body.op("Mul", body.cast("bias", TensorProto.FLOAT), scale))
 

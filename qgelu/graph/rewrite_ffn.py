@@ -59,8 +59,12 @@ def _unfolded(editor: GraphEditor, multiplier: NDArray[np.float32], hint: str) -
     first = editor.constant(np.array(0, np.int64), f"{hint}/first")
     sequence = editor.node("SequenceConstruct", [one], f"{hint}/ones")
     element = editor.node("SequenceAt", [sequence, first], f"{hint}/unfolded_one")
+    # Shape inference knows no shape of an element.
+    shaped = editor.node(
+        "Reshape", [element, editor.constant(np.array([1], np.int64), f"{hint}/one_shape")], f"{hint}/shaped_one"
+    )
     constant = editor.constant(multiplier, f"{hint}/output_multiplier")
-    return editor.node("Mul", [element, constant], f"{hint}/output_multiplier_times_one")
+    return editor.node("Mul", [shaped, constant], f"{hint}/output_multiplier_times_one")
 
 
 def rewrite_ffn(editor: GraphEditor, site: Site, ffn: Ffn, block: IntegerFfn, element_type: int) -> None:
