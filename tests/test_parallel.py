@@ -76,9 +76,9 @@ def test_a_layer_for_one_caller_is_used_no_more(monkeypatch):
     assert np.array_equal(out, PLAN(SOURCE))
 
 
-def run_python(code, **variables):
+def run_python(code, *arguments, **variables):
     return subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code],
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code, *arguments],
         cwd=ROOT,
         env={**os.environ, **variables},
         capture_output=True,
@@ -122,3 +122,26 @@ def test_what_was_compiled_is_found_again(tmp_path):
     )
     runs = [run_python(code, NUMBA_CACHE_DIR=str(tmp_path)) for _ in range(2)]
     assert [json.loads(run.stdout) for run in runs] == [[0, 1], [1, 0]], runs[1].stderr
+
+
+@pytest.mark.slow
+def test_functions_cached_by_different_processes_stay_apart(tmp_path):
+    """Numba numbers functions within a process: those of two processes may have the same number."""
+    paths = [item.path for item in OFFERED if item.kernel == "narrow"]
+    code = (
+        "import sys\n"
+        "import numpy as np\n"
+        "from bench.kernel_inputs import bind, make_job\n"
+        "from qgelu.kernels.registry import IMPLEMENTATIONS\n"
+        "job = make_job('narrow', (4, 136))\n"
+        "for path in sys.argv[1:]:\n"
+        "    implementation = next(i for i in IMPLEMENTATIONS if (i.kernel, i.path) == ('narrow', path))\n"
+        "    kernel, out = bind(job, implementation), np.zeros_like(job.expected)\n"
+        "    kernel.run_in_pieces(job.bias, job.source.reshape(-1), out.reshape(-1), 136, 2)\n"
+        "    assert np.array_equal(out, job.expected), path\n"
+    )
+    if len(paths) == 1:
+        pytest.skip("CPU with one path")
+    for chosen in ([paths[0]], [paths[-1]], paths):
+        done = run_python(code, *chosen, NUMBA_CACHE_DIR=str(tmp_path))
+        assert done.returncode == 0, done.stderr

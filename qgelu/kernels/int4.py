@@ -5,15 +5,14 @@ Plain loops: LLVM makes vector code of them that runs at the speed of memory.
 
 from typing import Any, Final
 
-import numba
 import numpy as np
 
-from qgelu.kernels.options import JIT
+from qgelu.kernels.options import compiled
 from qgelu.kernels.version import VERSION
 
 
 def _make_pack(version: int) -> Any:
-    @numba.njit(**JIT)
+    @compiled("portable")
     def pack(codes: Any, packed: Any) -> int:
         """Write two codes to a byte; the upper half of an odd last byte is 0.
 
@@ -35,7 +34,7 @@ def _make_pack(version: int) -> Any:
 
 
 def _make_unpack(version: int) -> Any:
-    @numba.njit(**JIT)
+    @compiled("portable")
     def unpack(packed: Any, codes: Any, sign: Any) -> int:
         """Write one code to a byte.
 

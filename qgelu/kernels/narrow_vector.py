@@ -2,13 +2,12 @@
 
 from typing import Any, Final
 
-import numba
 import numpy as np
 from numba.core import types
 from numba.extending import intrinsic
 
 from qgelu.kernels.narrow_ir import NUMBERS, Avx2, Avx512, Dialect, Portable, block_channels, emit
-from qgelu.kernels.options import JIT
+from qgelu.kernels.options import compiled
 from qgelu.kernels.vector_ir import POINTER
 from qgelu.kernels.version import VERSION
 
@@ -69,7 +68,7 @@ _run: Any = intrinsic(prefer_literal=True)(_typed_run)
 def _make(path: int, version: int) -> Any:
     block = block_channels(DIALECTS[_NAMES[path]])
 
-    @numba.njit(**JIT)
+    @compiled(_NAMES[path])
     def requantize(
         accumulator: Any,
         out: Any,

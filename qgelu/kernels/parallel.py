@@ -15,7 +15,7 @@ from numba.core import config, types
 from numba.extending import overload
 from numba.np.ufunc.parallel import threading_layer as _threading_layer
 
-from qgelu.kernels.options import JIT
+from qgelu.kernels.options import compiled, named
 from qgelu.kernels.registry import IMPLEMENTATIONS, Implementation
 from qgelu.kernels.version import VERSION
 
@@ -27,6 +27,10 @@ THREAD_SAFE_LAYERS: Final = frozenset({"omp", "tbb"})
 
 
 threading_layer: Any = _threading_layer  # untyped
+
+
+def _label(number: int) -> str:
+    return f"{IMPLEMENTATIONS[number].kernel}_{IMPLEMENTATIONS[number].path}"
 
 
 def _call(number: int, source: Any, target: Any, arguments: Any) -> None:
@@ -41,6 +45,7 @@ def _typed_call(number: Any, source: Any, target: Any, arguments: Any) -> Any:
         return None
     function = IMPLEMENTATIONS[number.literal_value].function()
 
+    @named(_label(number.literal_value))
     def run(number: Any, source: Any, target: Any, arguments: Any) -> Any:
         function(source, target, *arguments)
 
@@ -49,7 +54,7 @@ def _typed_call(number: Any, source: Any, target: Any, arguments: Any) -> Any:
 
 @functools.cache
 def _make(number: int, version: int) -> Any:
-    @numba.njit(parallel=True, **JIT)
+    @compiled(_label(number), parallel=True)
     def run(source: Any, target: Any, width: int, count: int, arguments: Any) -> int:
         """Run a kernel on ``count`` pieces of whole rows of ``width`` elements."""
         rows = source.size // width

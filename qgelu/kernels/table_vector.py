@@ -2,11 +2,10 @@
 
 from typing import Any, Final
 
-import numba
 from numba.core import types
 from numba.extending import intrinsic
 
-from qgelu.kernels.options import JIT
+from qgelu.kernels.options import compiled
 from qgelu.kernels.table import lookup as portable_lookup
 from qgelu.kernels.table_ir import Avx2, Avx512Vbmi, ByteTable, Neon, emit
 from qgelu.kernels.vector_ir import POINTER
@@ -40,7 +39,7 @@ _run: Any = intrinsic(prefer_literal=True)(_typed_run)
 def _make(path: int, version: int) -> Any:
     lanes = KINDS[_NAMES[path]].lanes
 
-    @numba.njit(**JIT)
+    @compiled(_NAMES[path])
     def lookup(codes: Any, out: Any, table: Any) -> None:
         """Write ``out[i] = table[codes[i]]``.
 
