@@ -374,7 +374,10 @@ def _check_options(scope: str, bits: int, target: str, method: str) -> None:
     if not 2 <= bits <= 16:
         raise QGeluError(f"bits must be from 2 to 16, not {bits}")
     if scope == "ffn" and bits > FFN_MAX_BITS:
-        raise QGeluError(f"integer FFNs have 2 to {FFN_MAX_BITS} bits, not {bits}: use scope 'activation'")
+        raise QGeluError(
+            f"integer FFNs have 2 to {FFN_MAX_BITS} bits, not {bits} (MatMulInteger takes 8-bit codes): use scope "
+            "'activation', or fewer bits"
+        )
     if target == "qdq" and bits != 8:
         raise QGeluError(f"target 'qdq' writes 8-bit codes, not {bits}: leave bits at 8")
 

@@ -45,7 +45,7 @@ LAYERS = [
         "qgelu.reference_store",
         "qgelu.sessions",
     },
-    {"qgelu.pipeline"},
+    {"qgelu.pipeline", "qgelu.simulation"},
     {
         "qgelu.caveats",
         "qgelu.atomic_file",

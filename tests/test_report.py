@@ -39,7 +39,7 @@ def found() -> Report:
     )
     stages = list(dict.fromkeys(stage for stage, _, _ in calls))
     assert stages == ["calibrate", "run float model", "measure candidates"]
-    assert calls[-1] == ("measure candidates", 11, 11)
+    assert calls[-1] == ("measure candidates", 12, 12)
     return result
 
 
@@ -47,7 +47,7 @@ def test_candidates(found):
     labels = [candidate.label for candidate in found.candidates]
     ffn = [f"ffn, {bits} bits" for bits in (2, 4, 6, 8)]
     activation = [f"activation, {bits} bits" for bits in (2, 4, 6, 8, 10)]
-    assert labels == [*ffn, *activation, "ort-static", "ort-dynamic"]
+    assert labels == [*ffn, "ffn, 10 bits, simulated", *activation, "ort-static", "ort-dynamic"]
     for candidate in found.candidates:
         (output,) = candidate.outputs
         assert candidate.failures == ()

@@ -12,47 +12,16 @@ from qgelu.errors import QGeluError
 from qgelu.ffn import quantize_weight
 from qgelu.graph.editor import GraphEditor
 from qgelu.graph.findings import Ffn, Linear, Site
+from qgelu.graph.repeat import repeat_activation, repeat_nodes
 from qgelu.graph.rewrite_activation import check_element_type, dequantize_nodes, quantize_nodes
 from qgelu.qparams import QParams
 from qgelu.table_plan import TablePlan
 
 _BIAS_LIMIT = (1 << 31) - 1
-_WITHOUT_BIAS = {"BiasGelu": "Gelu", "FastGelu": "FastGelu"}
 
 
 def _quantize_dequantize(editor: GraphEditor, x: str, params: QParams, hint: str, output: str | None = None) -> str:
     return dequantize_nodes(editor, quantize_nodes(editor, x, params, hint), params, hint, output)
-
-
-def _repeat(
-    editor: GraphEditor,
-    producers: dict[str, onnx.NodeProto],
-    outputs: tuple[str, ...],
-    renamed: dict[str, str],
-    hint: str,
-) -> None:
-    """Queue copies of nodes with their tensors renamed; ``renamed`` learns the copies' outputs."""
-    for name in outputs:
-        node = producers[name]
-        inputs = [renamed.get(value, value) for value in node.input]
-        attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
-        renamed[name] = editor.node(
-            node.op_type, inputs, f"{hint}/{node.op_type.lower()}", domain=node.domain, **attributes
-        )
-
-
-def _repeat_activation(
-    editor: GraphEditor, site: Site, producers: dict[str, onnx.NodeProto], renamed: dict[str, str], hint: str
-) -> None:
-    """Queue copies of the activation's nodes; of one that adds a bias, the one that does not."""
-    if site.bias is None:
-        _repeat(editor, producers, site.region, renamed, hint)
-        return
-    node = producers[site.output]
-    operator = _WITHOUT_BIAS[node.op_type]
-    renamed[site.output] = editor.node(
-        operator, [renamed[site.input]], f"{hint}/{operator.lower()}", domain=node.domain
-    )
 
 
 def _check_float32(element_type: int, name: str) -> None:
@@ -72,7 +41,7 @@ def rewrite_qdq_activation(editor: GraphEditor, site: Site, plan: TablePlan, ele
     if site.bias is not None:
         x = editor.node("Add", [x, editor.constant(site.bias.astype(np.float32), f"{hint}/bias")], f"{hint}/biased")
     renamed = {site.input: _quantize_dequantize(editor, x, plan.input, f"{hint}/input")}
-    _repeat_activation(editor, site, producers, renamed, hint)
+    repeat_activation(editor, site, producers, renamed, hint)
     _quantize_dequantize(editor, renamed[site.output], plan.output, f"{hint}/output", site.output)
     editor.replace(site.output)
 
@@ -129,11 +98,11 @@ def rewrite_qdq_ffn(
     producers = {output: node for node in editor.graph.node for output in node.output}
     x = _quantize_dequantize(editor, ffn.first.input, input, f"{hint}/input")
     renamed = {ffn.first.output: _linear(editor, x, ffn.first, f"{hint}/first")}
-    _repeat(editor, producers, ffn.before, renamed, f"{hint}/before")
+    repeat_nodes(editor, producers, ffn.before, renamed, f"{hint}/before")
     source = renamed.get(site.input, site.input)
     renamed[site.input] = _quantize_dequantize(editor, source, plan.input, f"{hint}/preactivation")
-    _repeat_activation(editor, site, producers, renamed, hint)
+    repeat_activation(editor, site, producers, renamed, hint)
     renamed[site.output] = _quantize_dequantize(editor, renamed[site.output], plan.output, f"{hint}/hidden")
-    _repeat(editor, producers, ffn.after, renamed, f"{hint}/after")
+    repeat_nodes(editor, producers, ffn.after, renamed, f"{hint}/after")
     _linear(editor, renamed[ffn.second.input], ffn.second, f"{hint}/second", ffn.second.output)
     editor.replace(ffn.second.output)

@@ -47,6 +47,7 @@ from qgelu.reporting.recommendation import recommend
 from qgelu.reporting.reference import record_reference
 from qgelu.reporting.site_quality import site_quality
 from qgelu.sessions import ModelRunner
+from qgelu.simulation import simulate_ffns
 
 if TYPE_CHECKING:
     from calibration import BatchSource, Calibration
@@ -64,6 +65,7 @@ class _Job:
     scope: Scope | None
     bits: int
     baseline: str | None = None
+    simulated: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,12 @@ def _describe(source: Any) -> str:
 def _jobs(sites: Sequence[Site], bits: Sequence[int], baselines: Sequence[str]) -> list[_Job]:
     jobs = []
     if any(site.scope == "ffn" for site in sites):
-        jobs = [_Job(f"ffn, {width} bits", "ffn", width) for width in bits if width <= FFN_MAX_BITS]
+        jobs = [
+            _Job(f"ffn, {width} bits", "ffn", width)
+            if width <= FFN_MAX_BITS
+            else _Job(f"ffn, {width} bits, simulated", "ffn", width, simulated=True)
+            for width in bits
+        ]
     jobs += [_Job(f"activation, {width} bits", "activation", width) for width in bits]
     return jobs + [_Job(name, None, 8, name) for name in baselines]
 
@@ -134,6 +141,25 @@ def _measure(bench: _Bench, job: _Job) -> tuple[Candidate, tuple[Curve, ...], tu
     )
     curves = model_curves(result.sites, job.scope) if job.bits in CURVE_BITS else ()
     return candidate, curves, tuple(f"{job.label}: {note}" for note in result.notes)
+
+
+def _measure_simulated(bench: _Bench, job: _Job, sites: Sequence[Site]) -> Candidate:
+    result = simulate_ffns(bench.prepared, sites, bench.statistics, job.bits)
+    evaluation = bench.evaluate(result.model, job.label)
+    count, rest = len(result.simulated), len(sites) - len(result.simulated)
+    left = f", {rest} {'site' if rest == 1 else 'sites'} left in float" if rest else ""
+    return Candidate(
+        job.label,
+        "simulated",
+        job.scope,
+        job.bits,
+        f"simulated: {count} {'FFN' if count == 1 else 'FFNs'} rounded to codes in float arithmetic{left}",
+        result.model.ByteSize(),
+        evaluation.outputs,
+        evaluation.failures,
+        None,
+        (),
+    )
 
 
 def _measure_baseline(bench: _Bench, job: _Job, sites: Sequence[Site], source: "BatchSource") -> Candidate | None:
@@ -186,7 +212,7 @@ def _check_labels_fit(labels: NDArray[np.int64] | None, store: ReferenceStore) -
 
 def _recommendations(candidates: Sequence[Candidate], metric: Metric, tolerance: float) -> tuple[Recommendation, ...]:
     scopes: tuple[Scope, ...] = ("ffn", "activation")
-    present = {candidate.scope for candidate in candidates}
+    present = {candidate.scope for candidate in candidates if candidate.kind == "qgelu"}
     found = [recommend(candidates, scope, metric, tolerance) for scope in scopes if scope in present]
     return tuple(sorted(found, key=lambda one: one.bits is None))
 
@@ -194,7 +220,16 @@ def _recommendations(candidates: Sequence[Candidate], metric: Metric, tolerance:
 def _notes(
     data: DataSummary, skipped: Sequence[str], widths: Sequence[int], *, blocks: bool, static: bool
 ) -> tuple[str, ...]:
-    notes = ["Every number was measured by running the model with ONNX Runtime; nothing is simulated."]
+    simulated = blocks and widths[-1] > FFN_MAX_BITS
+    notes = [
+        "Every number was measured by running the model with ONNX Runtime"
+        + ("." if simulated else "; nothing is simulated.")
+    ]
+    if simulated:
+        notes.append(
+            f"Integer FFNs have 2 to {FFN_MAX_BITS} bits: candidates called simulated round to more bits in float "
+            "arithmetic, with weights of 8 bits. No executor runs them, and none is recommended."
+        )
     if data.same:
         notes.append(
             "Ranges were picked on the same data that accuracy is measured on: new data will do a little worse. "
@@ -202,8 +237,6 @@ def _notes(
         )
     if not blocks:
         notes.append("No activation sits between two matmuls with constant weights: only scope activation applies.")
-    elif widths[0] > FFN_MAX_BITS:
-        notes.append(f"Scope ffn has 2 to {FFN_MAX_BITS} bits: none of the widths asked for is among them.")
     notes += [f"Baseline {name} was left out: the model has no FFN that it could be restricted to." for name in skipped]
     if data.mask is not None and static:
         notes.append("ONNX Runtime's own static calibration takes no mask: as a baseline, it sees padding too.")
@@ -240,7 +273,7 @@ def report(
     test_data : optional
         Data to measure on; ``data`` if not given.
     bits : iterable of int
-        Widths of the activations' codes, 2 to 16; scope ffn is measured up to 8.
+        Widths of the activations' codes, 2 to 16; beyond 8, scope ffn is simulated.
     labels : int array of shape [samples], optional
         Right class of each test sample, for outputs [samples, classes].
     baselines : iterable of str
@@ -307,6 +340,9 @@ def report(
         jobs = _jobs(chosen, widths, names)
         for index, job in enumerate(jobs):
             step("measure candidates", index, len(jobs))
+            if job.simulated:
+                candidates.append(_measure_simulated(bench, job, chosen))
+                continue
             if job.baseline is None:
                 candidate, found, told = _measure(bench, job)
                 candidates.append(candidate)

@@ -107,13 +107,13 @@ class Candidate:
     ----------
     label : str
     kind : str
-        "qgelu" or "baseline".
+        "qgelu", "baseline", or "simulated": no executor takes these bits, and all of it ran in float.
     scope : str or None
         None for baselines.
     bits : int
         Of the activations' codes.
     executed : str
-        What ran in integers; nothing is simulated.
+        What ran in integers, or what was simulated.
     bytes : int
         Size of the model.
     outputs : tuple of OutputErrors
@@ -123,11 +123,11 @@ class Candidate:
     loss : float or None
         In the report's metric; None if it could not be measured.
     sites : tuple of SiteQuality
-        Empty for baselines.
+        Empty for baselines and simulated candidates.
     """
 
     label: str
-    kind: Literal["qgelu", "baseline"]
+    kind: Literal["qgelu", "baseline", "simulated"]
     scope: Scope | None
     bits: int
     executed: str
@@ -234,8 +234,13 @@ class Report:
     versions: dict[str, str]
 
     def of_scope(self, scope: str) -> tuple[Candidate, ...]:
-        """Return the candidates of a scope, by bits."""
-        return tuple(candidate for candidate in self.candidates if candidate.scope == scope)
+        """Return the candidates of a scope that ran in integers, by bits."""
+        return tuple(one for one in self.candidates if one.scope == scope and one.kind == "qgelu")
+
+    @property
+    def simulated(self) -> tuple[Candidate, ...]:
+        """The candidates of scope ffn that no executor takes, by bits."""
+        return tuple(candidate for candidate in self.candidates if candidate.kind == "simulated")
 
     @property
     def baselines(self) -> tuple[Candidate, ...]:

@@ -89,6 +89,11 @@ def _against_bits(report: Report, what: str, label: str, caption: str) -> Plot:
             if known:
                 axes.plot(*zip(*known, strict=True), label=f"scope {scope}", **style)
                 words.append(f"scope {scope}: " + ", ".join(f"{bits} bits {value:.4g}" for bits, value in known))
+        points = [(one.bits, _value(one, report, what)) for one in report.simulated]
+        known = [(bits, value) for bits, value in points if value is not None]
+        if known:
+            axes.plot(*zip(*known, strict=True), label="scope ffn, simulated", **{**_STYLES[0], "linestyle": ":"})
+            words.append("scope ffn, simulated: " + ", ".join(f"{bits} bits {value:.4g}" for bits, value in known))
         for index, baseline in enumerate(report.baselines):
             value = _value(baseline, report, what)
             if value is not None:

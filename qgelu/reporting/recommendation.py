@@ -12,9 +12,9 @@ def within(candidate: Candidate, tolerance: float) -> bool:
 
 
 def recommend(candidates: Sequence[Candidate], scope: Scope, metric: Metric, tolerance: float) -> Recommendation:
-    """Return the fewest bits of a scope from which on every measured width keeps the tolerance."""
+    """Return the fewest bits of a scope from which on every width that ran in integers keeps the tolerance."""
     by_bits = sorted(
-        (candidate for candidate in candidates if candidate.scope == scope), key=lambda candidate: -candidate.bits
+        (one for one in candidates if one.scope == scope and one.kind == "qgelu"), key=lambda candidate: -candidate.bits
     )
     chosen: Candidate | None = None
     refused: Candidate | None = None

@@ -175,6 +175,8 @@ def facts(report: Report) -> tuple[tuple[str, str], ...]:
     )
     if executed is not None:
         lines.append(("Scope ffn", executed))
+    if report.simulated:
+        lines.append(("Scope ffn beyond 8 bits", report.simulated[0].executed))
     if report.of_scope("activation"):
         lines.append(("Scope activation", report.of_scope("activation")[0].executed))
     lines.append(("Made with", ", ".join(f"{name} {version}" for name, version in report.versions.items())))
