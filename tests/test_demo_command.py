@@ -33,7 +33,9 @@ def test_demo(tmp_path, capfd):
     for words in ("1. Inspect", "2. Calibrate", "3. Quantize", "4. Quantize", "5. Report", "Right answers on 600"):
         assert words in captured.err
     report = json.loads((folder / "report.json").read_text())
-    assert [one["bits"] for one in report["candidates"] if one["scope"] == "ffn"] == [2, 3, 4, 5, 6, 7, 8]
+    blocks = [(one["bits"], one["kind"]) for one in report["candidates"] if one["scope"] == "ffn"]
+    executed = [(bits, "qgelu") for bits in range(2, 9)]
+    assert blocks == [*executed, *((bits, "simulated") for bits in (10, 12, 16))]
     assert report["model"]["name"] == "digits_vit.onnx"
     for scope in ("ffn", "activation"):
         assert (folder / f"digits_vit.{scope}.int8.onnx").stat().st_size > 100_000
