@@ -70,8 +70,12 @@ def custom_nodes(model: onnx.ModelProto) -> tuple[onnx.NodeProto, ...]:
 
 def node_of_site(model: onnx.ModelProto, name: str) -> onnx.NodeProto | None:
     """Return the custom op's node of a site, or None if the file has none, or more than one."""
-    pattern = re.compile(rf"qgelu/{re.escape(name)}/(activated|hidden)(_\d+)?")
-    found = [node for node in custom_nodes(model) if node.output and pattern.fullmatch(node.output[0])]
+    pattern = re.compile(rf"qgelu/{re.escape(name)}/(activated|hidden)(/{TABLE_OP}|/{REQUANTIZE_OP})?(_\d+)?")
+    found = [
+        node
+        for node in custom_nodes(model)
+        if pattern.fullmatch(node.name) or (node.output and pattern.fullmatch(node.output[0]))
+    ]
     return found[0] if len(found) == 1 else None
 
 

@@ -281,11 +281,20 @@ def _activation_range(site: Site, choice: _Choice) -> tuple[float, float]:
 
 
 def _activation_plan(site: Site, choice: _Choice) -> TablePlan:
-    """Return the table of a site: input range picked for the activation's output, output range its image."""
+    """Return the table of a site: input range picked for the activation's output, output range its image.
+
+    Where the model holds codes of as many bits already, their scales stay.
+    """
     import calibration
 
-    low, high = _activation_range(site, choice)
-    source = calibration.qparams_from_range(low, high, choice.bits, signed=False)
+    before, after = site.codes_with(choice.bits)
+    if before is not None:
+        source = before.params
+    else:
+        low, high = _activation_range(site, choice)
+        source = calibration.qparams_from_range(low, high, choice.bits, signed=False)
+    if after is not None:
+        return make_table_plan(source, after.params, site.activation, site.alpha)
     ends = source.dequantize(np.array([source.qmin, source.qmax]))
     values = list(evaluate(ends, site.activation, site.alpha))
     bottom = dip(site.activation, site.alpha)

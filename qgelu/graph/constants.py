@@ -153,7 +153,7 @@ def _data_inputs(node: onnx.NodeProto) -> list[str]:
     """Return the inputs that hold the values; empty if the operator is not one that is folded."""
     if node.op_type in _RESHAPING or node.op_type in {"Cast", "CastLike", "Transpose"}:
         return list(node.input[:1])
-    if node.op_type in _ARITHMETIC or node.op_type == "DequantizeLinear":
+    if node.op_type in _ARITHMETIC or node.op_type in {"DequantizeLinear", "QuantizeLinear"}:
         return [name for name in node.input if name]
     return []
 
@@ -201,6 +201,8 @@ def _fold(node: onnx.NodeProto, inputs: list[NDArray[Any] | None]) -> NDArray[An
         axes = options.get("axes") if len(inputs) < 2 else inputs[1]
         axes = None if axes is None else tuple(int(axis) for axis in axes)
         return value.squeeze(axes) if name == "Squeeze" else np.expand_dims(value, axes or ())
+    if name == "QuantizeLinear":
+        return _quantize(value, inputs[1:], options)
     if name == "DequantizeLinear":
         return _dequantize(value, inputs[1:], options)
     function = operation(node)
@@ -220,6 +222,30 @@ def _reshape(value: NDArray[Any], shape: NDArray[Any], allow_zero: bool) -> NDAr
     return value.reshape(sizes)
 
 
+def _quantize(
+    value: NDArray[Any], parameters: list[NDArray[Any] | None], options: dict[str, Any]
+) -> NDArray[Any] | None:
+    """Return codes of 8 or 16 bits, per tensor or per axis; None of other types."""
+    scale = parameters[0]
+    zero_point = parameters[1] if len(parameters) > 1 else np.zeros((), np.uint8)
+    if scale is None or zero_point is None or zero_point.dtype.name not in {"uint8", "int8", "uint16", "int16"}:
+        return None
+    if options.get("block_size", 0) or options.get("output_dtype", 0):
+        return None
+    scale, zero_point = (_along_axis(each, value.ndim, options.get("axis", 1)) for each in (scale, zero_point))
+    limits = np.iinfo(zero_point.dtype)
+    codes = np.rint(value.astype(np.float32) / scale.astype(np.float32)) + zero_point.astype(np.float32)
+    return np.asarray(np.clip(codes, limits.min, limits.max)).astype(zero_point.dtype)
+
+
+def _along_axis(parameter: NDArray[Any], rank: int, axis: int) -> NDArray[Any]:
+    if parameter.size == 1:
+        return parameter.reshape(())
+    shape = [1] * rank
+    shape[axis] = -1
+    return parameter.reshape(shape)
+
+
 def _dequantize(
     value: NDArray[Any], parameters: list[NDArray[Any] | None], options: dict[str, Any]
 ) -> NDArray[Any] | None:
@@ -227,14 +253,9 @@ def _dequantize(
     zero_point = parameters[1] if len(parameters) > 1 else None
     if scale is None or options.get("block_size", 0):
         return None
-    if scale.size > 1:
-        shape = [1] * value.ndim
-        shape[options.get("axis", 1)] = -1
-        scale = scale.reshape(shape)
-        zero_point = None if zero_point is None else zero_point.reshape(shape)
-    else:
-        scale = scale.reshape(())
-        zero_point = None if zero_point is None else zero_point.reshape(())
+    axis = options.get("axis", 1)
+    scale = _along_axis(scale, value.ndim, axis)
+    zero_point = None if zero_point is None else _along_axis(zero_point, value.ndim, axis)
     wide = value.astype(np.float32)
     if zero_point is not None:
         wide = wide - zero_point.astype(np.float32)

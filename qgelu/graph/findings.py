@@ -6,6 +6,7 @@ from typing import Any, Literal
 from numpy.typing import NDArray
 
 from qgelu.activations import Activation
+from qgelu.qparams import QParams
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +43,14 @@ class Ffn:
 
 
 @dataclass(frozen=True, eq=False)
+class Codes:
+    """A tensor of codes in a model that is quantized there already, per tensor."""
+
+    tensor: str
+    params: QParams
+
+
+@dataclass(frozen=True, eq=False)
 class Site:
     """One occurrence of an activation: ``output = f(input + bias)``.
 
@@ -67,8 +76,20 @@ class Site:
     """ONNX element type of input and output; None if it is not known."""
     shape: tuple[int | str | None, ...] | None = None
     """Of the input: sizes, names of symbolic sizes, None where nothing is known."""
+    input_codes: Codes | None = None
+    """What the input is dequantized from, if it is."""
+    output_codes: Codes | None = None
+    """What the output is quantized to, if nothing else reads it."""
     subgraph: str = ""
     """Which If branch, Loop body or Scan body it is in, in words; empty in the main graph."""
+
+    def codes_with(self, bits: int) -> tuple[Codes | None, Codes | None]:
+        """Return the model's own codes before and after the activation that have so many bits."""
+        before, after = (
+            codes if codes is not None and codes.params.bits == bits else None
+            for codes in (self.input_codes, self.output_codes)
+        )
+        return before, after
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,9 @@ import numpy as np
 
 from qgelu.graph.elementwise import STANDARD_DOMAINS
 from qgelu.graph.identify import TOLERANCE, Comparison, compare, grid, is_gated, without_gain
-from qgelu.graph.region import Region, Regions
+from qgelu.graph.local_functions import LocalFunctions
+from qgelu.graph.region import Region, Regions, is_quantization
+from qgelu.graph.view import GraphView
 
 
 @dataclass(frozen=True)
@@ -17,9 +19,23 @@ class Explanation:
     reason: str
 
 
-def explain(regions: Regions, with_vectors: Regions, anchor: int) -> Explanation | None:
-    """Return why the node is not part of an activation, None if it has nothing to do with one."""
-    return _other_function(regions, anchor) or _vector_constants(with_vectors, anchor) or _two_inputs(regions, anchor)
+class Explainer:
+    """Explains what the nodes of one graph have to do with activations."""
+
+    def __init__(self, view: GraphView, functions: LocalFunctions, regions: Regions) -> None:
+        self._regions = regions
+        self._with_vectors = Regions(view, functions, with_vectors=True)
+        self._through_codes = Regions(view, functions, through_codes=True)
+        self._is_quantized = any(is_quantization(node) for node in view.nodes)
+
+    def explain(self, anchor: int) -> Explanation | None:
+        """Return why the node is not part of an activation, None if it has nothing to do with one."""
+        return (
+            _other_function(self._regions, anchor)
+            or _vector_constants(self._with_vectors, anchor)
+            or (_codes_inside(self._through_codes, anchor) if self._is_quantized else None)
+            or _two_inputs(self._regions, anchor)
+        )
 
 
 def _closest(regions: Regions, anchor: int) -> tuple[Region, Comparison] | None:
@@ -67,6 +83,21 @@ def _vector_constants(regions: Regions, anchor: int) -> Explanation | None:
         region.nodes,
         f"like {comparison.activation} of {region.input!r}, but constant {vectors[0]!r} has "
         f"{regions.view.constants.elements(vectors[0])} elements, not one",
+    )
+
+
+def _codes_inside(regions: Regions, anchor: int) -> Explanation | None:
+    found = _closest(regions, anchor)
+    if found is None:
+        return None
+    region, comparison = found
+    inside = [place for place in region.nodes if is_quantization(regions.view.nodes[place])]
+    if not inside:
+        return None
+    return Explanation(
+        region.nodes,
+        f"like {comparison.activation} of {region.input!r}, but quantized inside, at "
+        f"{regions.view.label(inside[0])!r}: give the float model",
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from qgelu.graph.elementwise import Operation, operation
+from qgelu.graph.elementwise import CONTRIB_DOMAIN, STANDARD_DOMAINS, Operation, operation
 from qgelu.graph.identify import grid
 from qgelu.graph.local_functions import LocalFunctions
 from qgelu.graph.view import GraphView
@@ -30,6 +30,16 @@ class Region:
     nodes: tuple[int, ...]
 
 
+def is_quantization(node: onnx.NodeProto) -> bool:
+    """Say whether a node turns floats into codes or back."""
+    named = node.op_type in {"QuantizeLinear", "DequantizeLinear"}
+    return named and (node.domain in STANDARD_DOMAINS or node.domain == CONTRIB_DOMAIN)
+
+
+def _unchanged(x: Values) -> Values:
+    return x
+
+
 class Regions:
     """The elementwise regions of a graph.
 
@@ -41,12 +51,18 @@ class Regions:
     with_vectors : bool
         Also accept constants of more than one element, by their mean: to tell what a region would be
         if they were single values. Their names are then in :meth:`vectors`.
+    through_codes : bool
+        Also pass QuantizeLinear and DequantizeLinear, as if they did nothing: to tell what a region would be
+        without them.
     """
 
-    def __init__(self, view: GraphView, functions: LocalFunctions, with_vectors: bool = False) -> None:
+    def __init__(
+        self, view: GraphView, functions: LocalFunctions, with_vectors: bool = False, through_codes: bool = False
+    ) -> None:
         self.view = view
         self._functions = functions
         self._with_vectors = with_vectors
+        self._through_codes = through_codes
         self._operations: dict[int, Operation | None] = {}
         self._variables: dict[int, tuple[str, ...] | None] = {}
         self._values: dict[str, dict[str, Values]] = {}
@@ -62,7 +78,7 @@ class Regions:
             return None
         constants = self.view.constants
         variables = []
-        for name in node.input:
+        for name in self._inputs(node):
             if not name:
                 continue
             if not constants.known(name):
@@ -74,6 +90,9 @@ class Regions:
         if not variables or self._operation(place) is None:
             return None
         return tuple(dict.fromkeys(variables))
+
+    def _inputs(self, node: onnx.NodeProto) -> list[str]:
+        return list(node.input[:1] if self._through_codes and is_quantization(node) else node.input)
 
     def _is_vector(self, name: str) -> bool:
         return self._with_vectors and 0 < self.view.constants.elements(name) <= _MAX_VECTOR
@@ -92,6 +111,8 @@ class Regions:
         if place not in self._operations:
             node = self.view.nodes[place]
             found = self._functions.operation(node)
+            if self._through_codes and is_quantization(node):
+                found = _unchanged
             self._operations[place] = operation(node) if found is None else found
         return self._operations[place]
 
@@ -146,8 +167,9 @@ class Regions:
                 if node.output[0] in values:
                     continue
                 function = self._operation(place)
-                arguments = [values[name] if name in values else self._constant(name) for name in node.input]
-                missing = any(name and each is None for name, each in zip(node.input, arguments, strict=True))
+                names = self._inputs(node)
+                arguments = [values[name] if name in values else self._constant(name) for name in names]
+                missing = any(name and each is None for name, each in zip(names, arguments, strict=True))
                 if function is None or missing:
                     return None
                 result = np.asarray(function(*arguments), dtype=np.float64)

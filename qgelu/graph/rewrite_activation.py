@@ -60,7 +60,7 @@ def check_element_type(element_type: int, name: str) -> None:
 
 
 def rewrite_activation(editor: GraphEditor, site: Site, plan: TablePlan, element_type: int) -> None:
-    """Replace one activation by its table.
+    """Replace one activation by its table; between codes that the model holds already, by the table alone.
 
     Raises
     ------
@@ -71,14 +71,23 @@ def rewrite_activation(editor: GraphEditor, site: Site, plan: TablePlan, element
     editor.enter(site.output)
     hint = f"qgelu/{site.name}"
     assert isinstance(plan.input, QParams)
-    x = as_float32(editor, site.input, element_type, hint)
-    if site.bias is not None:
-        x = editor.node("Add", [x, editor.constant(site.bias.astype(np.float32), f"{hint}/bias")], f"{hint}/biased")
-    codes = quantize_nodes(editor, x, plan.input, f"{hint}/input")
+    before, after = site.codes_with(plan.input.bits)
+    if before is not None:
+        codes = before.tensor
+    else:
+        x = as_float32(editor, site.input, element_type, hint)
+        if site.bias is not None:
+            bias = editor.constant(site.bias.astype(np.float32), f"{hint}/bias")
+            x = editor.node("Add", [x, bias], f"{hint}/biased")
+        codes = quantize_nodes(editor, x, plan.input, f"{hint}/input")
     node = plan_node(plan)
     editor.use_function(node.function(Opsets(editor.opset, editor.ml_version)))
-    parameters = [editor.constant(value, f"{hint}/{name}") for name, value in node.parameters.items()]
-    answer = editor.node(node.op_type, [codes, *parameters], f"{hint}/activated", domain=DOMAIN, **node.attributes)
+    inputs = [codes, *(editor.constant(value, f"{hint}/{name}") for name, value in node.parameters.items())]
+    last = None if after is None else after.tensor
+    answer = editor.node(node.op_type, inputs, f"{hint}/activated", output=last, domain=DOMAIN, **node.attributes)
+    if after is not None:
+        editor.replace(after.tensor)
+        return
     if element_type == TensorProto.FLOAT:
         dequantize_nodes(editor, answer, plan.output, f"{hint}/output", site.output)
     else:

@@ -31,18 +31,24 @@ def _check_float32(element_type: int, name: str) -> None:
 
 
 def rewrite_qdq_activation(editor: GraphEditor, site: Site, plan: TablePlan, element_type: int) -> None:
-    """Put QuantizeLinear and DequantizeLinear before and after one float activation."""
+    """Put QuantizeLinear and DequantizeLinear before and after one float activation, where the model has none yet."""
     _check_float32(element_type, site.name)
     assert isinstance(plan.input, QParams)
     editor.enter(site.output)
     hint = f"qgelu/{site.name}"
     producers = {output: node for node in editor.graph.node for output in node.output}
+    before, after = site.codes_with(plan.input.bits)
+    if before is not None and after is not None:
+        return
     x = site.input
     if site.bias is not None:
         x = editor.node("Add", [x, editor.constant(site.bias.astype(np.float32), f"{hint}/bias")], f"{hint}/biased")
-    renamed = {site.input: _quantize_dequantize(editor, x, plan.input, f"{hint}/input")}
+    renamed = {site.input: x if before else _quantize_dequantize(editor, x, plan.input, f"{hint}/input")}
     repeat_activation(editor, site, producers, renamed, hint)
-    _quantize_dequantize(editor, renamed[site.output], plan.output, f"{hint}/output", site.output)
+    if after is None:
+        _quantize_dequantize(editor, renamed[site.output], plan.output, f"{hint}/output", site.output)
+    else:
+        editor.node("Identity", [renamed[site.output]], f"{hint}/same", output=site.output)
     editor.replace(site.output)
 
 

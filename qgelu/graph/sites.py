@@ -20,7 +20,8 @@ from qgelu.graph.identify import Comparison, compare
 from qgelu.graph.linear import FfnMatcher, NotFfnError
 from qgelu.graph.local_functions import LocalFunctions
 from qgelu.graph.names import every_node, graphs_of, subgraphs
-from qgelu.graph.near_misses import explain
+from qgelu.graph.near_misses import Explainer
+from qgelu.graph.quantized_tensors import codes_after, codes_before
 from qgelu.graph.region import Region, Regions
 from qgelu.graph.shapes import Shapes
 from qgelu.graph.view import GraphView
@@ -118,7 +119,7 @@ def _scan(view: GraphView, functions: LocalFunctions, shapes: Shapes | None) -> 
     regions = Regions(view, functions)
     matches: list[_Match] = []
     near_misses: list[tuple[int, NearMiss]] = []
-    with_vectors = Regions(view, functions, with_vectors=True)
+    explainer = Explainer(view, functions, regions)
     explained: set[int] = set()
     taken: set[int] = set()
     unmatched: list[int] = []
@@ -144,7 +145,7 @@ def _scan(view: GraphView, functions: LocalFunctions, shapes: Shapes | None) -> 
     for place in unmatched:
         if place in taken or place in explained:
             continue
-        explanation = explain(regions, with_vectors, place)
+        explanation = explainer.explain(place)
         if explanation is not None:
             explained.update(explanation.nodes)
             near_misses.append((place, NearMiss(view.label(place), explanation.reason)))
@@ -298,5 +299,7 @@ def _site(match: _Match, place: _Place, matcher: FfnMatcher, shapes: Shapes, nam
         bias=match.bias,
         element_type=_element_type(match, ffn, view, shapes),
         shape=shapes.dimensions(region.input),
+        input_codes=codes_before(region.input, view, shapes) if match.bias is None else None,
+        output_codes=codes_after(region.output, view),
         subgraph=place.subgraph,
     )
