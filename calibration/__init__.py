@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from calibration.activation_range import negligible_below, pick_activation_input_range
     from calibration.capturing import TensorRequest, capture
+    from calibration.channel_ranges import pick_channel_ranges
     from calibration.data import BatchSource, open_data
     from calibration.digest import model_digest
     from calibration.equalization import ChannelScales, equalize
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from calibration.histogram import Histogram
     from calibration.inputs import InputSpec, input_specs
     from calibration.observers import TensorObserver, TensorStatistics, observe
-    from calibration.out_of_sample import widen
     from calibration.pickers import pick_range, qparams_from_range
     from calibration.store import Calibration
 
@@ -41,9 +41,9 @@ _HOMES = {
     "observe": "observers",
     "open_data": "data",
     "pick_activation_input_range": "activation_range",
+    "pick_channel_ranges": "channel_ranges",
     "pick_range": "pickers",
     "qparams_from_range": "pickers",
-    "widen": "out_of_sample",
 }
 
 __all__ = [
@@ -66,9 +66,9 @@ __all__ = [
     "observe",
     "open_data",
     "pick_activation_input_range",
+    "pick_channel_ranges",
     "pick_range",
     "qparams_from_range",
-    "widen",
 ]
 
 

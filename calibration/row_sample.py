@@ -15,10 +15,17 @@ from numpy.typing import NDArray
 from calibration.errors import CalibrationError
 from calibration.fields import take_keys, take_text, take_whole
 
-ROWS: Final = 256
-"""Rows kept at most: an FFN's error on them ranks its candidates; docs/calibration.md has the measurement."""
+_MOST_ROWS: Final = 4096
+_MOST_VALUES: Final = 1 << 20
+"""Rows are kept up to 4 MB of float32: an FFN's weights are rounded for their covariance. docs/calibration.md has the
+measurement."""
 
 _SEED: Final = 0x9E3779B97F4A7C15
+
+
+def row_limit(channels: int) -> int:
+    """Return how many rows of that many channels are kept at most."""
+    return max(1, min(_MOST_ROWS, _MOST_VALUES // channels))
 
 
 def _hashes(rows: NDArray[np.float32]) -> NDArray[np.uint64]:
@@ -40,7 +47,7 @@ class RowSample:
     Parameters
     ----------
     rows : float32 array of shape [n, C]
-        n is at most :data:`ROWS`.
+        n is at most :func:`row_limit` of C.
     """
 
     rows: NDArray[np.float32]
@@ -50,7 +57,7 @@ class RowSample:
         """Return a sample of rows [n, C]."""
         # Adding 0 turns -0 into +0, so that equal rows have equal bits.
         values = np.ascontiguousarray(rows, dtype=np.float32) + np.float32(0.0)
-        order = np.unique(_hashes(values), return_index=True)[1][:ROWS]
+        order = np.unique(_hashes(values), return_index=True)[1][: row_limit(rows.shape[1])]
         kept = values[order]
         kept.setflags(write=False)
         return cls(kept)
@@ -90,6 +97,6 @@ class RowSample:
         if not raw or len(raw) % (4 * channels):
             raise CalibrationError(f"rows are not of {channels} channels")
         rows = np.frombuffer(raw, dtype="<f4").astype(np.float32).reshape(-1, channels)
-        if len(rows) > ROWS or not np.isfinite(rows).all():
+        if len(rows) > row_limit(channels) or not np.isfinite(rows).all():
             raise CalibrationError("rows are too many, or not finite")
         return cls.of(rows)

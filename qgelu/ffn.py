@@ -76,6 +76,29 @@ class FloatFfn:
 
 
 @dataclass(frozen=True, eq=False)
+class FoldedLayer:
+    """A linear layer on codes: x @ weight + bias ~ scale * (codes @ weight codes) + constant.
+
+    Attributes
+    ----------
+    codes : int8 array of shape [K, N]
+        Of the weight, the input's scales in it.
+    scale : float64 array of shape [N]
+    constant : float64 array of shape [N]
+        The bias and what the input's zero points add.
+    """
+
+    codes: NDArray[np.int8]
+    scale: NDArray[np.float64]
+    constant: NDArray[np.float64]
+
+    def __call__(self, codes: NDArray[Any]) -> NDArray[np.float32]:
+        """Return the layer's real result for input codes [rows, K], float32 [rows, N]."""
+        sums = _matmul(codes, self.codes)
+        return (sums * self.scale + self.constant).astype(np.float32)
+
+
+@dataclass(frozen=True, eq=False)
 class IntegerFfn:
     """An FFN block in integers.
 
@@ -131,7 +154,7 @@ def quantize_weight(weight: NDArray[np.float64]) -> tuple[NDArray[np.int8], NDAr
     return _round_weight(weight, scale), scale
 
 
-def _with_short_ratio(output: QParams, accumulator_scale: NDArray[np.float64]) -> QParams:
+def with_short_ratio(output: QParams, accumulator_scale: NDArray[np.float64]) -> QParams:
     """Return the output's parameters with scales raised, by less than 1 %, to short ratios of the accumulators'."""
     unit = accumulator_scale * (1 << narrow.FRACTION_BITS)
     scale = unit / narrow.short_at_most(unit / output.scale)
@@ -156,7 +179,7 @@ def _check_accumulators(weight: NDArray[np.int8], bits: int, which: str) -> None
 
 
 @dataclass(frozen=True, eq=False)
-class _AccumulatorScales:
+class AccumulatorScales:
     """The scales that a first matmul's accumulators may have: those whose multiplier to the tail's steps is short.
 
     Attributes
@@ -191,49 +214,59 @@ class _AccumulatorScales:
             )
 
 
-def _accumulator_scales(output: QParams, activation: Activation, alpha: float) -> _AccumulatorScales:
+def accumulator_scales(output: QParams, activation: Activation, alpha: float) -> AccumulatorScales:
+    """Return the scales that the first matmul's accumulators may have for an output with these parameters."""
     unit = tail_polynomial(family_of(activation), 16).step / family_slope(activation, alpha)
     # make_integer_ffn raises the output's scale by at most one step of a short ratio, 2**-7.
     scale = np.asarray(output.scale, dtype=np.float64)
     linear_unit = scale * (1.0 + 2.0**-6) / (1 << narrow.FRACTION_BITS)
-    return _AccumulatorScales(unit, np.maximum(unit, linear_unit) / (1 << narrow.SHORT_SHIFT), scale)
+    return AccumulatorScales(unit, np.maximum(unit, linear_unit) / (1 << narrow.SHORT_SHIFT), scale)
 
 
-def _first_matmul(
-    weight: NDArray[np.float64],
-    bias: NDArray[np.float64],
-    zero_point: NDArray[np.float64],
-    bits: int,
-    scales: _AccumulatorScales,
-) -> tuple[NDArray[np.int8], NDArray[np.float64], NDArray[np.int32]]:
-    """Return int8 weights, accumulator scales and int32 bias of the first matmul."""
-    # What the channels' middles add goes into the bias by the unrounded weight: a channel that hardly varies
-    # about a large value may have no weight left after rounding.
-    middle = middle_code(bits)
-    constant = bias + (middle - zero_point) @ weight
-    codes, scale = quantize_weight(weight)
+def fold_layer(
+    weight: NDArray[Any],
+    bias: NDArray[Any] | None,
+    input: ChannelQuantization,
+    allowed: AccumulatorScales | None = None,
+) -> FoldedLayer:
+    """Return a layer with nearest weights, of allowed scales, and the constant that goes with them.
+
+    What the channels' middle codes add to the constant goes through the unrounded weight: a channel that hardly varies
+    about a large value may have no weight left after rounding.
+    """
+    folded = input.scale[:, None] * weight.astype(np.float64)
+    codes, scale = quantize_weight(folded)
+    if allowed is not None:
+        scale = allowed.at_least(scale)
+        codes = _round_weight(folded, scale)
+    middle = middle_code(input.bits)
+    constant = (middle - input.zero_point) @ folded - middle * scale * codes.sum(axis=0, dtype=np.float64)
+    return FoldedLayer(codes, scale, constant if bias is None else constant + bias)
+
+
+def with_whole_bias(layer: FoldedLayer, allowed: AccumulatorScales) -> tuple[FoldedLayer, NDArray[np.int32]]:
+    """Return the first layer with a constant that is a whole bias of its accumulators, and that bias.
+
+    Raises
+    ------
+    QGeluError
+        If the bias does not fit.
+    """
     # A channel without weights still has its bias to represent.
-    empty = ~codes.any(axis=0)
-    scale = scales.at_least(np.where(empty & (constant != 0.0), np.abs(constant) / (1 << 20), scale))
-    codes = _round_weight(weight, scale)
-
-    def whole_bias() -> NDArray[np.float64]:
-        return np.asarray(np.rint(constant / scale - middle * codes.sum(axis=0, dtype=np.float64)))
-
-    whole = whole_bias()
-    too_large = np.abs(whole) / _BIAS_LIMIT
+    empty = ~layer.codes.any(axis=0) & (layer.constant != 0.0)
+    scale = np.where(empty, allowed.at_least(np.abs(layer.constant) / (1 << 20)), layer.scale)
+    codes, constant = layer.codes, layer.constant
+    too_large = np.abs(np.rint(constant / scale)) / _BIAS_LIMIT
     if np.any(too_large > 1.0):
-        # Coarser weights bring the bias back into int32.
+        # Coarser weights bring the bias back into its limit.
         factor = np.where(too_large > 1.0, 2.0 * too_large, 1.0)
         if factor.max() > _LARGEST_COARSENING:
             channel = int(np.argmax(factor))
             raise QGeluError(f"the first matmul's bias does not fit int32 at channel {channel}: leave this site out")
-        scale = scales.at_least(scale * factor)
-        codes = _round_weight(weight, scale)
-        whole = whole_bias()
-    scales.check(weight, codes, scale, bits)
-    _check_accumulators(codes, bits, "first")
-    return codes, scale, whole.astype(np.int32)
+        coarser = np.where(too_large > 1.0, allowed.at_least(scale * factor), scale)
+        codes, scale = np.rint(codes * (scale / coarser)).astype(np.int8), coarser
+    bias = np.rint(constant / scale)
+    return FoldedLayer(codes, scale, bias * scale), bias.astype(np.int32)
 
 
 def hidden_qparams(hidden: ChannelQuantization, activation: Activation, alpha: float) -> QParams:
@@ -247,8 +280,13 @@ def hidden_qparams(hidden: ChannelQuantization, activation: Activation, alpha: f
     return QParams(np.maximum(hidden.scale, floor), zero_point, hidden.bits, signed=False)
 
 
+def as_channels(params: QParams) -> ChannelQuantization:
+    """Return per-channel parameters of uint8 codes as real numbers."""
+    return ChannelQuantization(params.scale, params.zero_point.astype(np.float64), params.bits)
+
+
 def make_integer_ffn(block: FloatFfn, input: ChannelQuantization, hidden: ChannelQuantization) -> IntegerFfn:
-    """Fold scales and shifts into int8 weights and return the integer block.
+    """Fold scales and shifts into int8 weights, rounded to nearest, and return the integer block.
 
     Parameters
     ----------
@@ -263,18 +301,41 @@ def make_integer_ffn(block: FloatFfn, input: ChannelQuantization, hidden: Channe
     QGeluError
         If an accumulator or a bias could overflow, or no plan serves the scales.
     """
-    first = block.first_weight.astype(np.float64)
-    second = block.second_weight.astype(np.float64)
-    first_bias = np.zeros(first.shape[1]) if block.first_bias is None else block.first_bias.astype(np.float64)
-    second_bias = np.zeros(second.shape[1]) if block.second_bias is None else block.second_bias.astype(np.float64)
     output = hidden_qparams(hidden, block.activation, block.alpha)
-    scales = _accumulator_scales(output, block.activation, block.alpha)
-    codes, accumulator_scale, bias = _first_matmul(
-        input.scale[:, None] * first, first_bias, input.zero_point, input.bits, scales
-    )
-    output = _with_short_ratio(output, accumulator_scale)
+    allowed = accumulator_scales(output, block.activation, block.alpha)
+    first, _ = with_whole_bias(fold_layer(block.first_weight, block.first_bias, input, allowed), allowed)
+    output = with_short_ratio(output, first.scale)
+    second = fold_layer(block.second_weight, block.second_bias, as_channels(output))
+    return assemble_ffn(block, input, output, first, second)
+
+
+def assemble_ffn(
+    block: FloatFfn, input: ChannelQuantization, output: QParams, first: FoldedLayer, second: FoldedLayer
+) -> IntegerFfn:
+    """Put scales, weights and constants together and return the integer block.
+
+    Parameters
+    ----------
+    block : FloatFfn
+    input : ChannelQuantization
+        Of the first matmul's input, K channels.
+    output : QParams
+        Of the activation's output, N channels; from :func:`with_short_ratio`.
+    first, second : FoldedLayer
+        The layers on codes with these scales; the first from :func:`with_whole_bias`.
+
+    Raises
+    ------
+    QGeluError
+        If an accumulator could overflow, or no plan serves the scales.
+    """
+    folded = input.scale[:, None] * block.first_weight.astype(np.float64)
+    allowed = accumulator_scales(output, block.activation, block.alpha)
+    allowed.check(folded, first.codes, first.scale, input.bits)
+    _check_accumulators(first.codes, input.bits, "first")
+    _check_accumulators(second.codes, output.bits, "second")
     plan = make_polynomial_plan(
-        AccumulatorParams(accumulator_scale),
+        AccumulatorParams(first.scale),
         output,
         block.activation,
         block.alpha,
@@ -283,17 +344,14 @@ def make_integer_ffn(block: FloatFfn, input: ChannelQuantization, hidden: Channe
     )
     if plan.lanes != 16:  # a model holds one body of the op, and this one is for all FFNs
         raise QGeluError("its scales need the wide arithmetic, which FFNs do not use: leave this site out")
-    second_codes, second_scale = quantize_weight(output.scale[:, None] * second)
-    _check_accumulators(second_codes, hidden.bits, "second")
-    correction = output.zero_point.astype(np.float64) @ second_codes.astype(np.float64)
     return IntegerFfn(
         (1.0 / input.scale).astype(np.float32),
         input.zero_point.astype(np.float32),
         input.bits,
-        codes,
-        bias,
+        first.codes,
+        np.rint(first.constant / first.scale).astype(np.int32),
         plan,
-        second_codes,
-        second_scale.astype(np.float32),
-        (second_bias - second_scale * correction).astype(np.float32),
+        second.codes,
+        second.scale.astype(np.float32),
+        second.constant.astype(np.float32),
     )

@@ -1,32 +1,27 @@
-"""The scales of an FFN that make the error of the block's output least, on rows kept by the calibration.
+"""An FFN's scales and integer weights, for the least error of the block's output on rows that the calibration kept.
 
-Two searches over (exponent of the equalisation, part of the range that is kept), the first matmul's input first and
-then, with that fixed, the activation's output. The error is that of the float block with the quantization in
-question and int8 weights, against the float block: docs/calibration.md.
+First the first matmul: its input's scales, then its weight, rounded for that input's codes. Then the second, for what
+the quantized first one gives. docs/calibration.md has the formulas.
 """
 
-import itertools
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qgelu.activations import dip, evaluate
+from qgelu.activations import derivative, dip, evaluate
 from qgelu.errors import QGeluError
-from qgelu.ffn import ChannelQuantization, FloatFfn, hidden_qparams, middle_code, quantize_weight
+from qgelu.ffn import ChannelQuantization, FloatFfn, FoldedLayer, as_channels, hidden_qparams
 
 if TYPE_CHECKING:
     from calibration import TensorStatistics
-
-EXPONENTS: Final = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-CLIPS: Final = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
-
-_CLIPPING_BITS: Final = 8
-"""From this width on the whole widened range is kept: little is gained by less, and few rows do not show the worst."""
+    from calibration.activation_range import ActivationMethod
 
 Matrix = NDArray[np.float32]
+
+_EXPONENT: Final = 0.9
+"""Of the equalisation where ranges are picked channel by channel; searched per FFN, 0.8 to 1.0 were best."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,77 +32,95 @@ class BlockScales:
     ----------
     input, hidden : ChannelQuantization
         Of the first matmul's input and of the activation's output.
-    input_choice, hidden_choice : tuple of (float, float)
-        Exponent and clip of each.
+    first, second : FoldedLayer
+        Both layers on these codes.
     relative_error : float
         L2 error of the block's output on the calibration's rows, against the float block's.
     """
 
     input: ChannelQuantization
     hidden: ChannelQuantization
-    input_choice: tuple[float, float]
-    hidden_choice: tuple[float, float]
+    first: FoldedLayer
+    second: FoldedLayer
     relative_error: float
 
 
-@dataclass(frozen=True, eq=False)
-class _Side:
-    """One matmul's input: its widened ranges, its weight, and which clips may be tried."""
-
-    low: NDArray[np.float64]
-    high: NDArray[np.float64]
-    weight: NDArray[Any]
-    clips: tuple[float, ...]
-    bits: int
-
-    def candidates(self) -> Iterable[tuple[tuple[float, float], ChannelQuantization]]:
-        import calibration
-
-        for exponent, clip in itertools.product(EXPONENTS, self.clips):
-            scales = calibration.equalize(self.low, self.high, self.weight, exponent, self.bits, clip=clip)
-            yield (exponent, clip), ChannelQuantization(scales.scale, scales.zero_point, self.bits)
-
-
-def _side(statistics: "TensorStatistics", weight: NDArray[Any], bits: int, lowest: float | None = None) -> _Side:
-    """Return a side with its ranges widened for few samples.
-
-    ``lowest`` is the least value that the input can take, where it is known; its ranges then include 0, since
-    whole zero points must be codes.
-    """
-    import calibration
-
-    minimum, maximum = statistics.channel_minimum, statistics.channel_maximum
-    if minimum is None or maximum is None:
-        raise QGeluError("the calibration has no channel ranges for an FFN: calibrate this model again")
-    samples = statistics.count / minimum.size
-    low, high = calibration.widen(minimum, maximum, samples)
-    if lowest is not None:
-        low, high = np.clip(low, lowest, 0.0), np.maximum(high, 0.0)
-    clips = CLIPS[:1] if bits >= _CLIPPING_BITS else CLIPS
-    return _Side(low, high, weight, clips, bits)
-
-
-def _codes(x: Matrix, scale: Matrix, zero_point: Matrix, bits: int) -> Matrix:
+def _codes(x: Matrix, channels: ChannelQuantization) -> Matrix:
     """Return the codes of x, as float32."""
-    codes = np.clip(np.rint(x / scale + zero_point), np.float32(0), np.float32((1 << bits) - 1))
+    scale, zero_point = channels.scale.astype(np.float32), channels.zero_point.astype(np.float32)
+    codes = np.clip(np.rint(x / scale + zero_point), np.float32(0), np.float32((1 << channels.bits) - 1))
     return np.asarray(codes, dtype=np.float32)
 
 
-def _int8_weight(weight: NDArray[Any], scale: NDArray[np.float64]) -> Matrix:
-    codes, weight_scale = quantize_weight(scale[:, None] * weight.astype(np.float64))
-    return (codes * weight_scale).astype(np.float32)
+@dataclass(frozen=True, eq=False)
+class _Input:
+    """What is known of a matmul's input, and what its codes are for."""
+
+    rows: Matrix
+    minimum: NDArray[np.float64]
+    maximum: NDArray[np.float64]
+    count: float
+    weight: Matrix
+    importance: NDArray[np.float64]
+    lowest: float | None
+
+    @classmethod
+    def of(
+        cls,
+        rows: Matrix,
+        statistics: "TensorStatistics",
+        weight: Matrix,
+        importance: NDArray[np.float64],
+        lowest: float | None = None,
+    ) -> "_Input":
+        minimum, maximum = statistics.channel_minimum, statistics.channel_maximum
+        if minimum is None or maximum is None:
+            raise QGeluError("the calibration has no channel ranges for an FFN: calibrate this model again")
+        return cls(rows, minimum, maximum, statistics.count / minimum.size, weight, importance, lowest)
+
+    def channels(self, bits: int, weight_bits: int, method: "ActivationMethod") -> ChannelQuantization:
+        """Return scales and zero points of the codes."""
+        import calibration
+        from calibration.channel_windows import channel_windows
+        from calibration.covariance import remaining_variances
+        from calibration.scale_balance import balance_scales
+        from calibration.weight_rounding import WEIGHT_LIMITS
+
+        if method == "output":
+            windows = channel_windows(self.rows, self.minimum, self.maximum, self.count, bits, lowest=self.lowest)
+            remainder = remaining_variances(self.rows)
+            limit = WEIGHT_LIMITS[weight_bits]
+            found = balance_scales(windows, self.weight, self.importance, remainder, bits, limit)
+        else:
+            low, high = calibration.pick_channel_ranges(self.rows, self.minimum, self.maximum, method, bits)
+            if self.lowest is not None:
+                low, high = np.clip(low, self.lowest, 0.0), np.maximum(high, 0.0)
+            found = calibration.equalize(low, high, self.weight, _EXPONENT, bits)
+        return ChannelQuantization(found.scale, found.zero_point, bits)
 
 
-def _least(
-    side: _Side, error: Callable[[ChannelQuantization], float]
-) -> tuple[float, tuple[float, float], ChannelQuantization]:
-    """Return the least error, its choice and its scales; the first of equals."""
-    tried = ((error(scales), choice, scales) for choice, scales in side.candidates())
-    return min(tried, key=lambda entry: entry[0])
+def _layer(
+    codes: Matrix, channels: ChannelQuantization, weight: NDArray[Any], wanted: Matrix, bits: int
+) -> FoldedLayer:
+    """Return a layer whose weight is rounded for its input's codes; its result's mean is that of the wanted one."""
+    from calibration.covariance import shrunk_covariance
+    from calibration.weight_rounding import round_weight
+
+    folded = channels.scale[:, None] * weight.astype(np.float64)
+    rounded = round_weight(folded, shrunk_covariance(codes), bits)
+    mean = codes.mean(axis=0, dtype=np.float64) @ rounded.codes.astype(np.float64) * rounded.scale
+    return FoldedLayer(rounded.codes, rounded.scale, wanted.mean(axis=0, dtype=np.float64) - mean)
 
 
-def search_block(block: FloatFfn, input: "TensorStatistics", hidden: "TensorStatistics", bits: int) -> BlockScales:
-    """Return the scales of an FFN's two quantized tensors that make its output's error least.
+def search_block(
+    block: FloatFfn,
+    input: "TensorStatistics",
+    hidden: "TensorStatistics",
+    bits: int,
+    weight_bits: int = 8,
+    method: "ActivationMethod" = "output",
+) -> BlockScales:
+    """Return the scales of an FFN's two quantized tensors, and its integer weights, that make its output's error least.
 
     Parameters
     ----------
@@ -117,7 +130,12 @@ def search_block(block: FloatFfn, input: "TensorStatistics", hidden: "TensorStat
     hidden : TensorStatistics
         Of the activation's output, with channel ranges.
     bits : int
-        2 to 8.
+        Of the codes: 2 to 8.
+    weight_bits : int
+        8, 7 or 4.
+    method : str
+        ``output``: scales for the least error of the block's output. Others: the range of each channel by that method,
+        then :func:`calibration.equalize`.
 
     Raises
     ------
@@ -128,38 +146,32 @@ def search_block(block: FloatFfn, input: "TensorStatistics", hidden: "TensorStat
         raise QGeluError("the calibration has no rows for an FFN: calibrate this model again")
     x = input.rows.rows
     first, second = block.first_weight.astype(np.float32), block.second_weight.astype(np.float32)
-    bias = np.zeros(first.shape[1], np.float32) if block.first_bias is None else block.first_bias.astype(np.float32)
 
     def activated(sums: Matrix) -> Matrix:
         return evaluate(sums, block.activation, block.alpha).astype(np.float32)
 
-    # The second bias is the same on both sides of every difference.
-    expected = activated(x @ first + bias) @ second
-    norm = float(np.square(expected, dtype=np.float64).sum())
+    sums = x @ first
+    if block.first_bias is not None:
+        sums += block.first_bias.astype(np.float32)
+    values = activated(sums)
+    wanted = values @ second
+    if block.second_bias is not None:
+        wanted += block.second_bias.astype(np.float32)
 
-    def squared(actual: Matrix) -> float:
-        return float(np.square(actual - expected, dtype=np.float64).sum())
-
-    def hidden_with(scales: ChannelQuantization) -> Matrix:
-        scale, zero = scales.scale.astype(np.float32), scales.zero_point.astype(np.float32)
-        # The middles of the ranges pass through the float weight into the bias, as in make_integer_ffn.
-        middle = np.float32(middle_code(bits))
-        about_middle = _codes(x, scale, zero, bits) - middle
-        constant = bias + (middle - scales.zero_point) * scales.scale @ first
-        sums = about_middle @ _int8_weight(first, scales.scale) + constant.astype(np.float32)
-        return activated(np.asarray(sums, dtype=np.float32))
-
-    _, input_choice, input_scales = _least(
-        _side(input, first, bits), lambda scales: squared(hidden_with(scales) @ second)
-    )
-    values = hidden_with(input_scales)
-
-    def with_hidden(scales: ChannelQuantization) -> float:
-        params = hidden_qparams(scales, block.activation, block.alpha)
-        scale, zero = params.scale.astype(np.float32), params.zero_point.astype(np.float32)
-        return squared((_codes(values, scale, zero, bits) - zero) @ _int8_weight(second, params.scale))
+    steepness = np.mean(np.square(derivative(sums, block.activation, block.alpha)), axis=0)
+    importance = steepness * np.square(block.second_weight, dtype=np.float64).sum(axis=1)
+    input_channels = _Input.of(x, input, first, importance).channels(bits, weight_bits, method)
+    codes = _codes(x, input_channels)
+    first_layer = _layer(codes, input_channels, first, sums, weight_bits)
+    actual = activated(first_layer(codes))
 
     lowest = dip(block.activation, block.alpha).y
-    error, hidden_choice, hidden_scales = _least(_side(hidden, second, bits, lowest), with_hidden)
-    relative = (error / norm) ** 0.5 if norm > 0.0 else 0.0
-    return BlockScales(input_scales, hidden_scales, input_choice, hidden_choice, relative)
+    source = _Input.of(values, hidden, second, np.ones(second.shape[1]), lowest)
+    found = source.channels(bits, weight_bits, method)
+    hidden_channels = as_channels(hidden_qparams(found, block.activation, block.alpha))
+    codes = _codes(actual, hidden_channels)
+    second_layer = _layer(codes, hidden_channels, second, wanted, weight_bits)
+
+    error, norm = np.linalg.norm(second_layer(codes) - wanted), np.linalg.norm(wanted)
+    relative = float(error / norm) if norm > 0.0 else 0.0
+    return BlockScales(input_channels, hidden_channels, first_layer, second_layer, relative)

@@ -314,7 +314,7 @@ def _integer_block(site: Site, choice: _Choice) -> IntegerFfn:
         _tensor_statistics(choice.statistics, site.output),
         choice.bits,
     )
-    return make_integer_ffn(block, found.input, found.hidden)
+    return make_integer_ffn(block, found.input, found.hidden, (found.first, found.second))
 
 
 def _tensor_qparams(choice: _Choice, name: str) -> QParams:
