@@ -20,7 +20,7 @@ from calibration import activation_range, row_sample
 from qgelu.pipeline import calibrate, quantize
 
 WEIGHTS = {"1": lambda bits: 1.0, "2^(bits - 5)": activation_range.clipping_weight, "2^(bits - 2)": lambda bits: 64.0}
-ROWS = (16, 64, row_sample.ROWS, 1024)
+ROWS = (256, 1024, 2730)
 
 
 def input_range(site):
@@ -80,13 +80,13 @@ def weights_on_sentences(sentences):
 
 def rows_on_sentences(sentences):
     """Cosine of sentence embeddings with FFNs of 6 bits, by rows kept."""
-    kept, found = row_sample.ROWS, []
+    kept, found = row_sample.row_limit, []
     for count in ROWS:
-        row_sample.ROWS = count
+        row_sample.row_limit = lambda channels, count=count: count
         statistics = sentences.calibrate()
         result = quantize(sentences.model, calibration=statistics, bits=6)
         found.append([str(count), *sentences.cosines(result)])
-    row_sample.ROWS = kept
+    row_sample.row_limit = kept
     return table(["rows", "cosine", "worst sentence"], found)
 
 

@@ -23,8 +23,8 @@ _WIDEST_RATIO: Final = 2.0**-16
 others' already, and scales stay within float32."""
 
 _SHIFT_PRECISION: Final = 2.0**-19
-"""x / scale + zero_point is computed in float32 (24 bits): with windows of at least this part of |middle| for each code,
-no zero point exceeds 2**19, and the sum is right to 2**-5 of a code."""
+"""x / scale + zero_point is computed in float32 (24 bits): with windows of at least this part of |middle| for each
+code, no zero point exceeds 2**19, and the sum is right to 2**-5 of a code."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,8 +34,8 @@ class ChannelWindows:
     Parameters
     ----------
     low, width, clipping : float64 arrays of shape [windows, C]
-        Widths ascend strictly along the first axis. ``clipping`` is the mean squared error of clipping, that of values out
-        of sample included, times a weight.
+        Widths ascend strictly along the first axis. ``clipping`` is the mean squared error of clipping, that of values
+        out of sample included, times a weight.
     anchored : bool
         Whether a wider window than the widest grows upward only, or to both sides.
     """
@@ -116,6 +116,8 @@ def channel_windows(
     low, width, clipping = [], [], []
     for part in _PARTS:
         below, above = center + part * (minimum - center), center + part * (maximum - center)
+        if anchored:
+            above = np.maximum(above, 0.0)
         lost = np.zeros_like(middle)
         if part < 1.0:
             over = np.maximum(rows - above.astype(np.float32), 0) + np.maximum(below.astype(np.float32) - rows, 0)
@@ -141,5 +143,8 @@ def channel_windows(
     # Channels that hardly vary: windows of a least width, about the values.
     lifted = np.maximum(widths, narrowest)
     lows = np.stack(low) - (0.0 if anchored else 0.5) * (lifted - widths)
+    last = np.maximum((widths <= narrowest).sum(axis=0) - 1, 0)
+    lost = np.stack(clipping)
+    lost = np.where(np.arange(len(lost))[:, None] < last, np.take_along_axis(lost, last[None], axis=0), lost)
     growing = lifted * (1.0 + 1e-9 * np.arange(len(lifted))[:, None])
-    return ChannelWindows(lows, growing, _CLIPPING_WEIGHT * np.stack(clipping), anchored)
+    return ChannelWindows(lows, growing, _CLIPPING_WEIGHT * lost, anchored)

@@ -1,9 +1,15 @@
 """The covariance of a matmul's input, estimated from a sample of its rows."""
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+_DAMPING: Final = 0.01
+_SMALLEST_PART: Final = 1e-12
+_GROUP: Final = 4096
+"""A covariance of that many channels takes 128 MB."""
 
 
 def shrunk_covariance(rows: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
@@ -30,27 +36,36 @@ def shrunk_covariance(rows: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
     return np.asarray(correlation * deviation[:, None] * deviation)
 
 
-def ordered_factor(covariance: NDArray[np.float64], damping: float) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+def ordered_factor(
+    covariance: NDArray[np.float64], added: NDArray[np.float64]
+) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
     """Return an order of the channels and the factor A of their covariance C in that order, C = A A^T.
 
     A is upper triangular: A[k, k]**2 is the variance of channel k given all channels after it. Channels of large
-    variance come first. ``damping`` times the mean of the variances is added to each.
+    variance come first. ``added`` [K], above 0, is added to the variances.
     """
-    variance = covariance.diagonal()
-    order = np.argsort(-variance, kind="stable")
-    mean = float(variance.mean())
-    added = damping * (mean if mean > 0.0 else 1.0)
+    order = np.argsort(-covariance.diagonal(), kind="stable")
     backward = order[::-1]
-    lower = np.linalg.cholesky(covariance[np.ix_(backward, backward)] + added * np.eye(len(order)))
-    return order, lower[::-1, ::-1]
+    lower = np.linalg.cholesky(covariance[np.ix_(backward, backward)] + np.diag(added[backward]))
+    return order, np.asarray(lower[::-1, ::-1], dtype=np.float64)
 
 
-_DAMPING: Final = 0.01
+def channel_groups(channels: int) -> Iterator[slice]:
+    """Yield groups of at most 4096 neighbouring channels: covariances between groups are not estimated."""
+    for start in range(0, channels, _GROUP):
+        yield slice(start, min(start + _GROUP, channels))
 
 
 def remaining_variances(rows: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
-    """Return, for each channel [K], its variance given the channels that come after it, larger ones first."""
-    order, factor = ordered_factor(shrunk_covariance(rows), _DAMPING)
-    result = np.empty(len(order))
-    result[order] = np.square(factor.diagonal())
+    """Return, for each channel [K], its variance given the channels of its group that come after it, larger ones first.
+
+    Rows are of shape [n, K].
+    """
+    result = np.empty(rows.shape[1])
+    for group in channel_groups(rows.shape[1]):
+        covariance = shrunk_covariance(rows[:, group])
+        # Of its own variance: what is added to a channel that hardly varies must stay small in its fine codes.
+        added = _DAMPING * covariance.diagonal() + (_SMALLEST_PART * covariance.diagonal().max() or 1.0)
+        order, factor = ordered_factor(covariance, added)
+        result[group.start + order] = np.square(factor.diagonal())
     return result

@@ -68,6 +68,7 @@ def balance_scales(
         gradient += 2.0 * total_share * np.bincount(largest, weight_step, minlength=gradient.size)
         return error, gradient
 
+    narrowest = np.log(windows.width[0] / last_code)
     current = np.log(windows.best(bits) / last_code)
     best, least = current, np.inf
     first, second = np.zeros_like(current), np.zeros_like(current)
@@ -83,6 +84,7 @@ def balance_scales(
         rate = 0.5 * _RATE * (1.0 + np.cos(np.pi * step / _STEPS))
         mean = first / (1.0 - _FIRST_MOMENT ** (step + 1))
         spread = np.sqrt(second / (1.0 - _SECOND_MOMENT ** (step + 1)))
-        current = current - rate * mean / (spread + 1e-8)
+        # Narrower windows than the list has are not known to lose no more.
+        current = np.maximum(current - rate * mean / (spread + 1e-8), narrowest)
     scale = np.exp(best)
     return ChannelScales(scale, -windows.low_at(scale * last_code) / scale)

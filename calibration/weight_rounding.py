@@ -1,12 +1,13 @@
 """Weights to integers per output channel, each rounding error made up for by the weights that are rounded after it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.covariance import ordered_factor
+from calibration.covariance import channel_groups, ordered_factor, shrunk_covariance
 
 WEIGHT_LIMITS: Final = {8: 127, 7: 63, 4: 7}
 """Largest code by weight bits. Weights are symmetric. 7 bits: on x86 CPUs without VNNI, two products of u8 and s8 are
@@ -50,8 +51,8 @@ def weight_scales(weight: NDArray[np.float64], variance: NDArray[np.float64], li
     return best
 
 
-def round_weight(weight: NDArray[np.float64], covariance: NDArray[np.float64], bits: int) -> RoundedWeight:
-    """Return the integers of a weight [K, N] that keep x @ weight for inputs x of that covariance [K, K].
+def compensated_codes(weight: NDArray[np.float64], covariance: NDArray[np.float64], limit: int) -> NDArray[np.int8]:
+    """Return codes up to ``limit`` of a weight [K, N], in units of its codes, for inputs of that covariance [K, K].
 
     Rows are rounded one after the other. With C = A A^T as in :func:`calibration.covariance.ordered_factor`, the
     error that rows j < k have left is made up for in row k:
@@ -61,11 +62,10 @@ def round_weight(weight: NDArray[np.float64], covariance: NDArray[np.float64], b
     then to the nearest integer. This is GPTQ (Frantar et al. 2023) in the form of LDLQ (Chee et al. 2023, QuIP,
     equation 2; theorem 6 there: both give the same integers), which needs no inverse.
     """
-    limit = WEIGHT_LIMITS[bits]
-    scale = weight_scales(weight, covariance.diagonal(), limit)
-    order, factor = ordered_factor(covariance, _DAMPING)
+    mean = float(covariance.diagonal().mean())
+    order, factor = ordered_factor(covariance, np.full(len(covariance), _DAMPING * mean if mean > 0.0 else 1.0))
     feedback = factor / factor.diagonal()
-    ordered = weight[order] / scale
+    ordered = weight[order]
     codes, rest = np.empty_like(ordered), np.empty_like(ordered)
     for start in range(0, len(order), _BLOCK):
         stop = min(start + _BLOCK, len(order))
@@ -76,4 +76,24 @@ def round_weight(weight: NDArray[np.float64], covariance: NDArray[np.float64], b
             rest[k] = ordered[k] - codes[k]
     result = np.empty(weight.shape, np.int8)
     result[order] = codes.astype(np.int8)
-    return RoundedWeight(result, scale)
+    return result
+
+
+def round_weight(
+    weight: NDArray[np.float64],
+    rows: NDArray[Any],
+    bits: int,
+    allowed: Callable[[NDArray[np.float64]], NDArray[np.float64]] | None = None,
+) -> RoundedWeight:
+    """Return the integers of a weight [K, N] that keep x @ weight, up to a constant, for rows x like these, [n, K].
+
+    Channels further apart than :func:`calibration.covariance.channel_groups` do not make up for each other.
+    ``allowed`` gives the scales [N] to use instead of some, none of them finer.
+    """
+    limit = WEIGHT_LIMITS[bits]
+    scale = weight_scales(weight, np.var(rows, axis=0, dtype=np.float64), limit)
+    scale = scale if allowed is None else allowed(scale)
+    codes = np.empty(weight.shape, np.int8)
+    for group in channel_groups(len(weight)):
+        codes[group] = compensated_codes(weight[group] / scale, shrunk_covariance(rows[:, group]), limit)
+    return RoundedWeight(codes, scale)

@@ -34,6 +34,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 # Choices are repeated here: importing where they are defined would take longer than `qgelu --help` may.
 _SCOPES: Final = ("ffn", "activation")
 _TARGETS: Final = ("portable", "qdq")
+_WEIGHT_BITS: Final = ("8", "7", "4")
 _METHODS: Final = ("output", "minmax", "percentile", "mse", "entropy")
 _BASELINES: Final = ("ort-static", "ort-dynamic")
 _TARGET_CPUS: Final = ("host", "vnni", "no-vnni")
@@ -105,7 +106,7 @@ def _print_json(content: dict[str, Any]) -> None:
 
 
 def _site_to_dict(site: "QuantizedSite") -> dict[str, Any]:
-    keys = ("name", "activation", "alpha", "input", "output", "scope", "bits", "note")
+    keys = ("name", "activation", "alpha", "input", "output", "scope", "bits", "weight_bits", "note")
     return {
         **{key: getattr(site, key) for key in keys},
         "plan": site.plan.kind,
@@ -328,11 +329,18 @@ def calibrate(
     help="Integer ops, or QuantizeLinear and DequantizeLinear around float ops.",
 )
 @click.option(
+    "--weight-bits",
+    type=click.Choice(_WEIGHT_BITS),
+    default="8",
+    show_default=True,
+    help="Of integer FFNs' weights: 7 cannot saturate on CPUs without VNNI, 4 makes small files.",
+)
+@click.option(
     "--method",
     type=click.Choice(_METHODS),
     default="output",
     show_default=True,
-    help="How the range of a lone activation's input is picked.",
+    help="How ranges are picked; output: for the least error of an activation's or FFN's output.",
 )
 @_target_cpu_option
 @_sites_option
@@ -351,6 +359,7 @@ def quantize(
     test: str | None,
     labels: str | None,
     target: str,
+    weight_bits: str,
     method: str,
     target_cpu: str,
     sites: tuple[str, ...],
@@ -380,6 +389,7 @@ def quantize(
             calibration=stored,
             scope=scope,
             bits=bits,
+            weight_bits=int(weight_bits),
             target=target,
             target_cpu=target_cpu,
             method=method,
@@ -401,6 +411,7 @@ def quantize(
                 "bytes": result.model.ByteSize(),
                 "scope": scope,
                 "bits": (bits or DEFAULT_BITS) if result.trade is None else None,
+                "weight_bits": int(weight_bits),
                 "target": target,
                 "method": method,
                 "trade": None if result.trade is None else result.trade.to_dict(),

@@ -201,10 +201,15 @@ class AccumulatorScales:
         return narrow.short_at_least(np.maximum(scale, self.least) / self.unit) * self.unit
 
     def check(
-        self, weight: NDArray[np.float64], codes: NDArray[np.int8], scale: NDArray[np.float64], bits: int
+        self,
+        weight: NDArray[np.float64],
+        codes: NDArray[np.int8],
+        scale: NDArray[np.float64],
+        bits: int,
+        weight_limit: int,
     ) -> None:
         """Raise QGeluError if a scale is so coarse that inputs which move together would be lost."""
-        natural = quantize_weight(weight)[1]
+        natural = quantize_weight(weight)[1] * (WEIGHT_LIMIT / weight_limit)
         lost = np.abs((weight - scale * codes).sum(axis=0)) * middle_code(bits)
         coarse = (scale > _LARGEST_COARSENING * natural) & (lost > self.output)
         if coarse.any():
@@ -310,7 +315,12 @@ def make_integer_ffn(block: FloatFfn, input: ChannelQuantization, hidden: Channe
 
 
 def assemble_ffn(
-    block: FloatFfn, input: ChannelQuantization, output: QParams, first: FoldedLayer, second: FoldedLayer
+    block: FloatFfn,
+    input: ChannelQuantization,
+    output: QParams,
+    first: FoldedLayer,
+    second: FoldedLayer,
+    weight_limit: int = WEIGHT_LIMIT,
 ) -> IntegerFfn:
     """Put scales, weights and constants together and return the integer block.
 
@@ -323,6 +333,8 @@ def assemble_ffn(
         Of the activation's output, N channels; from :func:`with_short_ratio`.
     first, second : FoldedLayer
         The layers on codes with these scales; the first from :func:`with_whole_bias`.
+    weight_limit : int
+        Largest code that weights may have.
 
     Raises
     ------
@@ -331,7 +343,7 @@ def assemble_ffn(
     """
     folded = input.scale[:, None] * block.first_weight.astype(np.float64)
     allowed = accumulator_scales(output, block.activation, block.alpha)
-    allowed.check(folded, first.codes, first.scale, input.bits)
+    allowed.check(folded, first.codes, first.scale, input.bits, weight_limit)
     _check_accumulators(first.codes, input.bits, "first")
     _check_accumulators(second.codes, output.bits, "second")
     plan = make_polynomial_plan(

@@ -12,7 +12,18 @@ from numpy.typing import NDArray
 
 from qgelu.activations import derivative, dip, evaluate
 from qgelu.errors import QGeluError
-from qgelu.ffn import ChannelQuantization, FloatFfn, FoldedLayer, as_channels, hidden_qparams
+from qgelu.ffn import (
+    AccumulatorScales,
+    ChannelQuantization,
+    FloatFfn,
+    FoldedLayer,
+    accumulator_scales,
+    as_channels,
+    hidden_qparams,
+    with_short_ratio,
+    with_whole_bias,
+)
+from qgelu.qparams import QParams
 
 if TYPE_CHECKING:
     from calibration import TensorStatistics
@@ -23,6 +34,17 @@ Matrix = NDArray[np.float32]
 _EXPONENT: Final = 0.9
 """Of the equalisation where ranges are picked channel by channel; searched per FFN, 0.8 to 1.0 were best."""
 
+_LEAST_SAMPLES: Final = 1000
+"""With fewer values of a channel, its range and its relations to other channels are uncertain: docs/calibration.md."""
+
+_MOST_CHANNELS: Final = 1 << 16
+"""Beyond 2**30 / (255 * 127) = 33,155 channels, accumulators of weights of middling size leave their 30 bits."""
+
+
+def enough_samples(channels: int) -> int:
+    """Return how many rows (tokens, patches) a calibration needs for an FFN of that many input channels."""
+    return max(_LEAST_SAMPLES, channels)
+
 
 @dataclass(frozen=True, eq=False)
 class BlockScales:
@@ -30,18 +52,23 @@ class BlockScales:
 
     Attributes
     ----------
-    input, hidden : ChannelQuantization
-        Of the first matmul's input and of the activation's output.
+    input : ChannelQuantization
+        Of the first matmul's input.
+    output : QParams
+        Of the activation's output.
     first, second : FoldedLayer
         Both layers on these codes.
+    weight_limit : int
+        Largest code that weights may have.
     relative_error : float
         L2 error of the block's output on the calibration's rows, against the float block's.
     """
 
     input: ChannelQuantization
-    hidden: ChannelQuantization
+    output: QParams
     first: FoldedLayer
     second: FoldedLayer
+    weight_limit: int
     relative_error: float
 
 
@@ -100,14 +127,18 @@ class _Input:
 
 
 def _layer(
-    codes: Matrix, channels: ChannelQuantization, weight: NDArray[Any], wanted: Matrix, bits: int
+    codes: Matrix,
+    channels: ChannelQuantization,
+    weight: NDArray[Any],
+    wanted: Matrix,
+    bits: int,
+    allowed: AccumulatorScales | None = None,
 ) -> FoldedLayer:
     """Return a layer whose weight is rounded for its input's codes; its result's mean is that of the wanted one."""
-    from calibration.covariance import shrunk_covariance
     from calibration.weight_rounding import round_weight
 
     folded = channels.scale[:, None] * weight.astype(np.float64)
-    rounded = round_weight(folded, shrunk_covariance(codes), bits)
+    rounded = round_weight(folded, codes, bits, None if allowed is None else allowed.at_least)
     mean = codes.mean(axis=0, dtype=np.float64) @ rounded.codes.astype(np.float64) * rounded.scale
     return FoldedLayer(rounded.codes, rounded.scale, wanted.mean(axis=0, dtype=np.float64) - mean)
 
@@ -140,8 +171,12 @@ def search_block(
     Raises
     ------
     QGeluError
-        If the statistics lack channel ranges or rows.
+        If the statistics lack channel ranges or rows, or there are too many channels.
     """
+    from calibration.weight_rounding import WEIGHT_LIMITS
+
+    if max(block.first_weight.shape) > _MOST_CHANNELS:
+        raise QGeluError(f"its weight of {block.first_weight.shape} leaves int32 accumulators: leave this site out")
     if input.rows is None:
         raise QGeluError("the calibration has no rows for an FFN: calibrate this model again")
     x = input.rows.rows
@@ -161,17 +196,20 @@ def search_block(
     steepness = np.mean(np.square(derivative(sums, block.activation, block.alpha)), axis=0)
     importance = steepness * np.square(block.second_weight, dtype=np.float64).sum(axis=1)
     input_channels = _Input.of(x, input, first, importance).channels(bits, weight_bits, method)
-    codes = _codes(x, input_channels)
-    first_layer = _layer(codes, input_channels, first, sums, weight_bits)
-    actual = activated(first_layer(codes))
-
     lowest = dip(block.activation, block.alpha).y
     source = _Input.of(values, hidden, second, np.ones(second.shape[1]), lowest)
-    found = source.channels(bits, weight_bits, method)
-    hidden_channels = as_channels(hidden_qparams(found, block.activation, block.alpha))
-    codes = _codes(actual, hidden_channels)
+    output = hidden_qparams(source.channels(bits, weight_bits, method), block.activation, block.alpha)
+
+    allowed = accumulator_scales(output, block.activation, block.alpha)
+    codes = _codes(x, input_channels)
+    # What rounding its bias to whole accumulators does is made up for by the second layer.
+    first_layer, _ = with_whole_bias(_layer(codes, input_channels, first, sums, weight_bits, allowed), allowed)
+    output = with_short_ratio(output, first_layer.scale)
+
+    hidden_channels = as_channels(output)
+    codes = _codes(activated(first_layer(codes)), hidden_channels)
     second_layer = _layer(codes, hidden_channels, second, wanted, weight_bits)
 
     error, norm = np.linalg.norm(second_layer(codes) - wanted), np.linalg.norm(wanted)
     relative = float(error / norm) if norm > 0.0 else 0.0
-    return BlockScales(input_channels, hidden_channels, first_layer, second_layer, relative)
+    return BlockScales(input_channels, output, first_layer, second_layer, WEIGHT_LIMITS[weight_bits], relative)

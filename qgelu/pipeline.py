@@ -18,8 +18,8 @@ from qgelu.activations import dip, evaluate
 from qgelu.bit_search import BitTrade, search_bits
 from qgelu.errors import QGeluError
 from qgelu.evaluation import check_mask, reference_batches
-from qgelu.ffn import FloatFfn, IntegerFfn, make_integer_ffn
-from qgelu.ffn_search import search_block
+from qgelu.ffn import FloatFfn, IntegerFfn, assemble_ffn
+from qgelu.ffn_search import enough_samples, search_block
 from qgelu.graph.editor import GraphEditor
 from qgelu.graph.findings import Ffn, Findings, Site
 from qgelu.graph.functions import DOMAIN
@@ -49,13 +49,15 @@ Target = Literal["portable", "qdq"]
 SCOPES: Final[tuple[str, ...]] = get_args(Scope)
 TARGETS: Final[tuple[str, ...]] = get_args(Target)
 METHODS: Final = ("output", "minmax", "percentile", "mse", "entropy")
-"""How a per-tensor range of an activation's input is picked; the first is the default."""
+"""How ranges are picked; the first is the default."""
 
 METADATA_KEY: Final = "qgelu.sites"
 """Metadata entry of a quantized model: a JSON list of its sites with their plans."""
 
 DEFAULT_BITS: Final = 8
 FFN_MAX_BITS: Final = 8
+WEIGHT_BITS: Final = (8, 7, 4)
+"""Of an integer FFN's weights; the first is the default."""
 
 _Found = TypeVar("_Found")
 
@@ -79,6 +81,8 @@ class QuantizedSite:
     note : str
         Why the scope is less than asked for; empty if it is not.
     plan : Plan
+    weight_bits : int or None
+        Of the integer weights of scope "ffn".
     """
 
     name: str
@@ -90,6 +94,7 @@ class QuantizedSite:
     bits: int
     note: str
     plan: Plan
+    weight_bits: int | None = None
 
 
 @dataclass(frozen=True)
@@ -240,6 +245,7 @@ class _Choice:
     bits: int
     method: "ActivationMethod"
     target: Target
+    weight_bits: int
     found: dict[tuple[str, str, int], Any] = field(default_factory=dict)
 
     def once(self, kind: str, site: Site, make: Callable[[Site, "_Choice"], _Found]) -> _Found:
@@ -313,8 +319,10 @@ def _integer_block(site: Site, choice: _Choice) -> IntegerFfn:
         _tensor_statistics(choice.statistics, ffn.first.input),
         _tensor_statistics(choice.statistics, site.output),
         choice.bits,
+        choice.weight_bits,
+        choice.method,
     )
-    return make_integer_ffn(block, found.input, found.hidden, (found.first, found.second))
+    return assemble_ffn(block, found.input, found.output, found.first, found.second, found.weight_limit)
 
 
 def _tensor_qparams(choice: _Choice, name: str) -> QParams:
@@ -373,13 +381,19 @@ def _rewrite(
     return plan, "activation", note
 
 
-def _check_options(scope: str, bits: int, target: str, method: str) -> None:
+def _check_options(scope: str, bits: int, weight_bits: int, target: str, method: str) -> None:
     if scope not in SCOPES:
         raise QGeluError(f"scope {scope!r} is not known: use one of {', '.join(SCOPES)}")
     if target not in TARGETS:
         raise QGeluError(f"target {target!r} is not known: use one of {', '.join(TARGETS)}")
     if method not in METHODS:
         raise QGeluError(f"method {method!r} is not known: use one of {', '.join(METHODS)}")
+    if weight_bits not in WEIGHT_BITS:
+        raise QGeluError(f"weight bits must be 8, 7 or 4, not {weight_bits}")
+    if weight_bits != WEIGHT_BITS[0] and scope != "ffn":
+        raise QGeluError(f"{weight_bits}-bit weights are those of whole FFNs: use scope 'ffn'")
+    if weight_bits != WEIGHT_BITS[0] and target == "qdq":
+        raise QGeluError(f"target 'qdq' writes 8-bit weights, not {weight_bits}: leave weight bits at 8")
     if not 2 <= bits <= 16:
         raise QGeluError(f"bits must be from 2 to 16, not {bits}")
     if scope == "ffn" and bits > FFN_MAX_BITS:
@@ -414,7 +428,9 @@ class _Job:
                 element_type = site.element_type or TensorProto.FLOAT
                 plan, got, note = _rewrite(editor, site, self.scope, choice, element_type)
                 named = (site.name, site.activation, site.alpha, site.input, site.output)
-                done.append(QuantizedSite(*named, got, choice.bits, note, plan))
+                whole = got == "ffn" and choice.target == "portable"
+                weight_bits = choice.weight_bits if whole else None
+                done.append(QuantizedSite(*named, got, choice.bits, note, plan, weight_bits))
             if got == "ffn" and site.ffn is not None:
                 second_layers.update(site.ffn.second.node_outputs)
         report("quantize", len(self.sites), len(self.sites))
@@ -487,6 +503,7 @@ def quantize(
     calibration: "Calibration | None" = None,
     scope: str = "ffn",
     bits: int | None = None,
+    weight_bits: int = 8,
     target: str = "portable",
     target_cpu: str = "host",
     method: str = "output",
@@ -514,14 +531,17 @@ def quantize(
         elsewhere. "activation": the activation alone everywhere.
     bits : int
         Of the activations' codes: 2 to 8, or to 16 with scope "activation". 8 if not given, unless a goal is.
+    weight_bits : int
+        Of the weights of integer FFNs: 8, 7 (sums of two products stay within int16) or 4 (stored as INT4 in files
+        of opset 21 and newer).
     target : str
         "portable": integer ops. "qdq": QuantizeLinear and DequantizeLinear around float ops, for compilers.
     target_cpu : str
         What the model will run on: "host" (this CPU), "vnni" or "no-vnni". Where ONNX Runtime's int8 matmuls can
         saturate there, :attr:`QuantizedModel.notes` says so.
     method : str
-        How the range of a lone activation's input is picked: "output" (least squared error of the
-        activation's output), "minmax", "percentile", "mse" or "entropy".
+        How ranges are picked: "output" (least squared error of the activation's output, or of the whole FFN's),
+        "minmax", "percentile", "mse" or "entropy".
     target_metric : str, optional
         A goal, "NAME=VALUE": find the fewest bits for each site with which the model's outputs keep it. "cosine",
         "worst-cosine", "sqnr" (dB), "top1" (same largest class as the float model), "accuracy" (with labels): at
@@ -561,7 +581,7 @@ def quantize(
         raise QGeluError("target metric 'accuracy' needs labels: give the right class of each sample")
     check_target_cpu(target_cpu)
     uniform = DEFAULT_BITS if bits is None else bits
-    _check_options(scope, uniform, target, method)
+    _check_options(scope, uniform, weight_bits, target, method)
     original = as_model(model)
     check_not_quantized(original, model_name(model))
     proto = prepared(original)
@@ -577,14 +597,36 @@ def quantize(
     elif calibration.model_digest != model_digest(original):
         raise QGeluError("the calibration was made for another model: calibrate this one")
     report = progress or _no_progress
-    choice = _Choice(calibration, uniform, method, target)  # type: ignore[arg-type]
+    choice = _Choice(calibration, uniform, method, target, weight_bits)  # type: ignore[arg-type]
     job = _Job(proto, chosen, scope, choice)  # type: ignore[arg-type]
     if goal is not None and test is not None:
         result = _searched(job, goal, test, mask if mask is not None else calibration.mask, report, threads)
     else:
         result = job.build(dict.fromkeys((site.name for site in chosen), uniform), report)
     _check_result(result.model, proto)
-    return dataclasses.replace(result, notes=pair_saturation_notes(result.model, ffn_bits(result.sites), target_cpu))
+    notes = pair_saturation_notes(result.model, ffn_bits(result.sites), target_cpu)
+    return dataclasses.replace(result, notes=(*_few_samples_notes(job, result.sites), *notes))
+
+
+def _few_samples_notes(job: _Job, done: Iterable[QuantizedSite]) -> tuple[str, ...]:
+    """Return one line if FFNs were calibrated with few samples."""
+    if job.choice.target == "qdq":  # per tensor, from few numbers
+        return ()
+    whole = ffn_bits(done)
+    seen = [
+        (statistics.count // statistics.channels, statistics.channels)
+        for site in job.sites
+        if site.name in whole and site.ffn is not None
+        if (statistics := _tensor_statistics(job.choice.statistics, site.ffn.first.input)).channels
+    ]
+    few = [(count, channels) for count, channels in seen if count < enough_samples(channels)]
+    if not few:
+        return ()
+    count, channels = min(few)
+    return (
+        f"calibrated with only {count} rows (tokens) for an FFN of {channels} channels: on other data it may be less "
+        f"accurate; give data with at least {enough_samples(channels)}",
+    )
 
 
 def _check_result(result: onnx.ModelProto, original: onnx.ModelProto) -> None:
@@ -649,6 +691,7 @@ def quantized_sites(model: onnx.ModelProto, name: str = "the model") -> tuple[Qu
             QuantizedSite(
                 **{key: entry[key] for key in ("name", "activation", "alpha", "input", "output")},
                 **{key: entry[key] for key in ("scope", "bits", "note")},
+                weight_bits=entry.get("weight_bits"),
                 plan=plan_from_json(json.dumps(entry["plan"])),
             )
             for entry in json.loads(text)

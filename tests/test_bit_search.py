@@ -89,7 +89,7 @@ def test_no_site_can_do_with_one_bit_less(target):
     from qgelu.pipeline import _Choice, _Job, calibrate
 
     kept = {"x": np.delete(data["x"], np.arange(3, 160, 4), axis=0)}
-    job = _Job(model, find_sites(model).sites, "ffn", _Choice(calibrate(model, kept), 8, "output", "portable"))
+    job = _Job(model, find_sites(model).sites, "ffn", _Choice(calibrate(model, kept), 8, "output", "portable", 8))
     bits = {site.name: site.bits for site in result.sites}
     assert job.build(bits).model.SerializeToString() == result.model.SerializeToString()
     for name, width in bits.items():

@@ -11,8 +11,7 @@ import pytest
 
 import qgelu
 from calibration import equalize, qparams_from_range
-from calibration.out_of_sample import sampling_margin
-from calibration.row_sample import ROWS
+from calibration.row_sample import row_limit
 from qgelu import cli, narrow
 from qgelu.demo import load_calibration, load_test, model_path
 from qgelu.graph.functions import (
@@ -133,13 +132,6 @@ def test_ranges_of_the_narrow_integers():
 # The calibration's page.
 
 
-def test_margins():
-    stated = re.search(r"([\d.]+) at\s+n = (\d+), ([\d.]+) at ([\d,]+), ([\d.]+) at ([\d,]+)\.", page("calibration.md"))
-    values = stated.groups()
-    for margin, samples in ((values[0], values[1]), (values[2], values[3]), (values[4], values[5])):
-        assert f"{sampling_margin(int(samples.replace(',', ''))):.2f}" == margin
-
-
 def test_equalization_is_what_the_page_says():
     rng = np.random.default_rng(3)
     low, high = -rng.uniform(1, 9, 12), rng.uniform(1, 9, 12)
@@ -168,7 +160,8 @@ def test_calibration_file_keys(calibrated, tmp_path):
     for part in (content, content["tensors"]["gelu"], content["tensors"]["gelu"]["histogram"]):
         for key in part:
             assert f"`{key}`" in text
-    assert f"up to {ROWS} rows" in text
+    assert "up to 4096 rows or 2^20 numbers" in text
+    assert (row_limit(1), row_limit(1 << 10)) == (4096, 1 << 10)
 
 
 def literals(path):

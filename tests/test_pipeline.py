@@ -142,6 +142,57 @@ def test_activation_bit_widths(bits, opset):
     assert {entry.domain: entry.version for entry in result.model.opset_import}[""] == opset
 
 
+@pytest.mark.parametrize(("opset", "kind"), [(17, TensorProto.INT8), (21, TensorProto.INT4)])
+def test_weights_of_four_bits(opset, kind, tmp_path):
+    from qgelu.graph.sites import find_sites
+    from qgelu.pipeline import _Choice, _integer_block
+
+    model = ffn_model(opset=opset)
+    calibration = calibrate(model, batches())
+    result = quantize(model, calibration=calibration, weight_bits=4)
+    stored = [value for value in result.model.graph.initializer if len(value.dims) == 2 and "weight" in value.name]
+    assert [value.data_type for value in stored] == [kind] * 2
+    assert [len(value.raw_data) for value in stored] == [48, 32] if kind == TensorProto.INT4 else [96, 64]
+    site = find_sites(model).sites[0]
+    block = _integer_block(site, _Choice(calibration, 8, "output", "portable", 4))
+    inputs = batches(1, rows=1000, seed=3)[0]
+    np.testing.assert_array_equal(zoo.run(result.model, inputs)[0], block.run(inputs["x"]))
+    assert zoo.executed(result.model, inputs, tmp_path)["MatMulInteger"] == 2
+    casts = [node for node in result.model.graph.node if node.op_type == "Cast" and "weight" in node.output[0]]
+    assert len(casts) == (2 if kind == TensorProto.INT4 else 0)
+    assert quantized_sites(result.model)[0].weight_bits == 4
+
+
+def test_four_bit_weights_of_odd_size_are_packed_as_onnx_says():
+    from qgelu.graph.editor import GraphEditor
+
+    editor = GraphEditor(ffn_model(opset=21))
+    codes = np.array([[-7, 7, 3], [0, -1, 5], [1, 2, -3]], np.int8)
+    editor.weight(codes, "w")
+    np.testing.assert_array_equal(numpy_helper.to_array(editor.graph.initializer[-1]).astype(np.int8), codes)
+    editor.weight(codes - np.int8(1), "eight")
+    assert editor.graph.initializer[-1].data_type == TensorProto.INT8  # -8 is no symmetric code
+
+
+def test_few_samples_are_said_in_one_line():
+    model = ffn_model()
+    (note,) = [line for line in quantize(model, batches(2), target_cpu="vnni").notes if "calibrated" in line]
+    assert "only 128 rows (tokens) for an FFN of 6 channels" in note
+    assert "at least 1000" in note
+    assert not quantize(model, batches(16), target_cpu="vnni").notes
+    assert not quantize(model, batches(2), target_cpu="vnni", scope="activation").notes
+    assert not quantize(model, batches(2), target_cpu="vnni", target="qdq").notes
+
+
+@pytest.mark.parametrize("method", ["minmax", "mse"])
+def test_methods_are_honoured_in_ffns(method):
+    model = ffn_model()
+    calibration = calibrate(model, batches())
+    ours, other = (quantize(model, calibration=calibration, bits=4, method=name) for name in ("output", method))
+    assert ours.sites[0].scope == other.sites[0].scope == "ffn"
+    assert ours.sites[0].plan.to_json() != other.sites[0].plan.to_json()
+
+
 def test_the_integer_executor_is_the_model():
     """The ONNX model and IntegerFfn.run give the same numbers."""
     from qgelu.graph.sites import find_sites
@@ -150,7 +201,7 @@ def test_the_integer_executor_is_the_model():
     model = ffn_model()
     calibration = calibrate(model, batches())
     site = find_sites(model).sites[0]
-    block = _integer_block(site, _Choice(calibration, 8, "output", "portable"))
+    block = _integer_block(site, _Choice(calibration, 8, "output", "portable", 8))
     inputs = batches(1, rows=1000, seed=3)[0]
     result = quantize(model, calibration=calibration)
     np.testing.assert_array_equal(zoo.run(result.model, inputs)[0], block.run(inputs["x"]))
@@ -290,6 +341,9 @@ def test_names_never_collide():
         ({"target": "tensorrt"}, "target 'tensorrt' is not known"),
         ({"method": "best"}, "method 'best' is not known"),
         ({"sites": ["nothing*"]}, r"no site is named 'nothing\*'"),
+        ({"weight_bits": 5}, "weight bits must be 8, 7 or 4, not 5"),
+        ({"weight_bits": 4, "scope": "activation"}, "4-bit weights are those of whole FFNs"),
+        ({"weight_bits": 7, "target": "qdq"}, "target 'qdq' writes 8-bit weights, not 7"),
         ({"target": "qdq", "bits": 4}, "target 'qdq' writes 8-bit codes, not 4"),
     ],
 )

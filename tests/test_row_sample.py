@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 
 from calibration import CalibrationError, observe
-from calibration.row_sample import ROWS, RowSample
+from calibration.row_sample import RowSample, row_limit
+
+CHANNELS = 1000
+ROWS = row_limit(CHANNELS)
 
 
-def rows(count, channels=7, seed=0):
+def rows(count, channels=CHANNELS, seed=0):
     return np.random.default_rng(seed).normal(size=(count, channels)).astype(np.float32)
 
 
@@ -37,7 +40,7 @@ def test_the_sample_is_of_the_rows_and_spread_over_them():
 
 
 def test_equal_rows_count_once():
-    values = np.concatenate([rows(5), np.zeros((900, 7), np.float32), -np.zeros((900, 7), np.float32)])
+    values = np.concatenate([rows(5), np.zeros((900, CHANNELS), np.float32), -np.zeros((900, CHANNELS), np.float32)])
     assert len(RowSample.of(values).rows) == 6
 
 

@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from qgelu.errors import QGeluError
 from qgelu.graph.functions import DOMAIN, ML_DOMAIN, ML_VERSION, VERSION
 from qgelu.graph.names import all_graphs, subgraphs, used_by, used_names
+
+_INT4_OPSET, _INT4_IR, _INT4_LIMIT = 21, 10, 7
 
 
 class GraphEditor:
@@ -65,6 +67,22 @@ class GraphEditor:
             self.model.graph.initializer.append(numpy_helper.from_array(array, name))
             self._constants[key] = name
         return self._constants[key]
+
+    def weight(self, codes: NDArray[np.int8], hint: str) -> str:
+        """Return an int8 tensor of a weight's codes.
+
+        Codes of 4 bits are stored as INT4 where the opset has it (21), and brought to int8 by a Cast, which ONNX
+        Runtime does once, when it loads the model: MatMulInteger takes no INT4. Every runtime with that opset reads
+        IR version 10, which INT4 needs: ONNX 1.16 brought both.
+        """
+        if self.opset < _INT4_OPSET or np.abs(codes).max(initial=0) > _INT4_LIMIT:
+            return self.constant(codes, hint)
+        self.model.ir_version = max(self.model.ir_version, _INT4_IR)
+        name = self.fresh(f"{hint}_int4")
+        nibbles = np.append(codes.reshape(-1), np.zeros(codes.size % 2, np.int8)).astype(np.uint8) & 15
+        packed = (nibbles[0::2] | nibbles[1::2] << 4).astype(np.uint8).tobytes()
+        self.graph.initializer.append(helper.make_tensor(name, TensorProto.INT4, codes.shape, packed, raw=True))
+        return self.node("Cast", [name], hint, to=TensorProto.INT8)
 
     def node(
         self,

@@ -81,7 +81,7 @@ def rewrite_ffn(editor: GraphEditor, site: Site, ffn: Ffn, block: IntegerFfn, el
     producers = {output: node for node in editor.graph.node for output in node.output}
     x = as_float32(editor, ffn.first.input, element_type, hint)
     codes = _input_codes(editor, site, block, x, hint)
-    first_weight = editor.constant(block.first_weight, f"{hint}/first_weight")
+    first_weight = editor.weight(block.first_weight, f"{hint}/first_weight")
     accumulator = editor.node("MatMulInteger", [codes, first_weight], f"{hint}/first_accumulator")
     before = _through_shape_nodes(editor, producers, ffn.before, accumulator, f"{hint}/before")
     node = plan_node(block.plan, block.first_bias)
@@ -89,7 +89,7 @@ def rewrite_ffn(editor: GraphEditor, site: Site, ffn: Ffn, block: IntegerFfn, el
     parameters = [editor.constant(value, f"{hint}/{name}") for name, value in node.parameters.items()]
     hidden = editor.node(node.op_type, [before, *parameters], f"{hint}/hidden", domain=DOMAIN, **node.attributes)
     after = _through_shape_nodes(editor, producers, ffn.after, hidden, f"{hint}/after")
-    second_weight = editor.constant(block.second_weight, f"{hint}/second_weight")
+    second_weight = editor.weight(block.second_weight, f"{hint}/second_weight")
     sums = editor.node("MatMulInteger", [after, second_weight], f"{hint}/second_accumulator")
     real = editor.node("Cast", [sums], f"{hint}/second_as_float", to=TensorProto.FLOAT)
     multiplier = _unfolded(editor, block.output_multiplier, hint)
