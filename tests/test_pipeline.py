@@ -143,7 +143,7 @@ def test_activation_bit_widths(bits, opset):
 
 
 @pytest.mark.parametrize(("opset", "kind"), [(17, TensorProto.INT8), (21, TensorProto.INT4)])
-def test_weights_of_four_bits(opset, kind, tmp_path):
+def test_weights_of_four_bits(opset, kind):
     from qgelu.graph.sites import find_sites
     from qgelu.pipeline import _Choice, _integer_block
 
@@ -157,7 +157,6 @@ def test_weights_of_four_bits(opset, kind, tmp_path):
     block = _integer_block(site, _Choice(calibration, 8, "output", "portable", 4))
     inputs = batches(1, rows=1000, seed=3)[0]
     np.testing.assert_array_equal(zoo.run(result.model, inputs)[0], block.run(inputs["x"]))
-    assert zoo.executed(result.model, inputs, tmp_path)["MatMulInteger"] == 2
     casts = [node for node in result.model.graph.node if node.op_type == "Cast" and "weight" in node.output[0]]
     assert len(casts) == (2 if kind == TensorProto.INT4 else 0)
     assert quantized_sites(result.model)[0].weight_bits == 4
