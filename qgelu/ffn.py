@@ -94,7 +94,7 @@ class FoldedLayer:
 
     def __call__(self, codes: NDArray[Any]) -> NDArray[np.float32]:
         """Return the layer's real result for input codes [rows, K], float32 [rows, N]."""
-        sums = _matmul(codes, self.codes)
+        sums = codes.astype(np.float64) @ self.codes.astype(np.float64)
         return (sums * self.scale + self.constant).astype(np.float32)
 
 

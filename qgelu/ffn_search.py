@@ -40,6 +40,9 @@ _LEAST_SAMPLES: Final = 1000
 _MOST_CHANNELS: Final = 1 << 16
 """Beyond 2**30 / (255 * 127) = 33,155 channels, accumulators of weights of middling size leave their 30 bits."""
 
+_MOST_EXECUTED_BITS: Final = 8
+"""Of the codes. The scales of wider ones, which are simulated, need not be such that an executor takes them."""
+
 
 def enough_samples(channels: int) -> int:
     """Return how many rows (tokens, patches) a calibration needs for an FFN of that many input channels."""
@@ -161,7 +164,7 @@ def search_block(
     hidden : TensorStatistics
         Of the activation's output, with channel ranges.
     bits : int
-        Of the codes: 2 to 8.
+        Of the codes: 2 to 8 for integers, to 16 for the simulation.
     weight_bits : int
         8, 7 or 4.
     method : str
@@ -200,11 +203,14 @@ def search_block(
     source = _Input.of(values, hidden, second, np.ones(second.shape[1]), lowest)
     output = hidden_qparams(source.channels(bits, weight_bits, method), block.activation, block.alpha)
 
-    allowed = accumulator_scales(output, block.activation, block.alpha)
     codes = _codes(x, input_channels)
-    # What rounding its bias to whole accumulators does is made up for by the second layer.
-    first_layer, _ = with_whole_bias(_layer(codes, input_channels, first, sums, weight_bits, allowed), allowed)
-    output = with_short_ratio(output, first_layer.scale)
+    if bits <= _MOST_EXECUTED_BITS:
+        allowed = accumulator_scales(output, block.activation, block.alpha)
+        # What rounding its bias to whole accumulators does is made up for by the second layer.
+        first_layer, _ = with_whole_bias(_layer(codes, input_channels, first, sums, weight_bits, allowed), allowed)
+        output = with_short_ratio(output, first_layer.scale)
+    else:
+        first_layer = _layer(codes, input_channels, first, sums, weight_bits)
 
     hidden_channels = as_channels(output)
     codes = _codes(activated(first_layer(codes)), hidden_channels)

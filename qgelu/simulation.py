@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import onnx
 
 from qgelu.errors import QGeluError
-from qgelu.ffn import FloatFfn
+from qgelu.ffn import FloatFfn, as_channels
 from qgelu.ffn_search import search_block
 from qgelu.graph.editor import GraphEditor
 from qgelu.graph.findings import Site
@@ -61,7 +61,9 @@ def simulate_ffns(
         try:
             found = search_block(block, statistics.tensors[ffn.first.input], statistics.tensors[site.output], bits)
             element_type = site.element_type or onnx.TensorProto.FLOAT
-            rewrite_simulated_ffn(editor, site, ffn, block, found.input, found.hidden, element_type)
+            rewrite_simulated_ffn(
+                editor, site, ffn, found.input, as_channels(found.output), found.first, found.second, element_type
+            )
         except QGeluError:
             continue
         done.append(site.name)

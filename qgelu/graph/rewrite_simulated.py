@@ -10,7 +10,7 @@ import onnx
 from numpy.typing import NDArray
 
 from qgelu.errors import QGeluError
-from qgelu.ffn import ChannelQuantization, FloatFfn, middle_code, quantize_weight
+from qgelu.ffn import ChannelQuantization, FoldedLayer, middle_code
 from qgelu.graph.editor import GraphEditor
 from qgelu.graph.findings import Ffn, Site
 from qgelu.graph.repeat import repeat_activation, repeat_nodes
@@ -41,21 +41,30 @@ def _rounded(
     return editor.node("Sub", [codes, editor.constant(about.astype(np.float32), f"{hint}/about")], f"{hint}/centred")
 
 
-def _weight(folded: NDArray[np.float64]) -> NDArray[np.float32]:
-    codes, scale = quantize_weight(folded)
-    return np.asarray(codes * scale, dtype=np.float32)
+def _layer(
+    editor: GraphEditor, centred: str, layer: FoldedLayer, about: NDArray[np.float64], hint: str, output: str | None
+) -> str:
+    """Queue the layer on codes less ``about``, which moves into the constant."""
+    weight = layer.codes * layer.scale
+    constant = layer.constant + about @ weight
+    product = editor.node(
+        "MatMul", [centred, editor.constant(weight.astype(np.float32), f"{hint}/weight")], f"{hint}/product"
+    )
+    added = editor.constant(constant.astype(np.float32), f"{hint}/constant")
+    return editor.node("Add", [product, added], f"{hint}/sum", output=output)
 
 
 def rewrite_simulated_ffn(
     editor: GraphEditor,
     site: Site,
     ffn: Ffn,
-    block: FloatFfn,
     input: ChannelQuantization,
     hidden: ChannelQuantization,
+    first: FoldedLayer,
+    second: FoldedLayer,
     element_type: int,
 ) -> None:
-    """Replace one FFN by its simulation with these scales, of any bits.
+    """Replace one FFN by its simulation with these scales, of any bits, and weights.
 
     Raises
     ------
@@ -67,32 +76,15 @@ def rewrite_simulated_ffn(
     hint = f"qgelu/{site.name}"
     editor.enter(site.output)
     producers = {output: node for node in editor.graph.node for output in node.output}
-    first, second = block.first_weight.astype(np.float64), block.second_weight.astype(np.float64)
-    # As in the integer block, what the channels' middles add goes through the float weight.
-    middle = np.full(len(first), middle_code(input.bits))
-    folded = input.scale[:, None] * first
-    bias = (middle - input.zero_point) @ folded
-    if block.first_bias is not None:
-        bias = bias + block.first_bias
+    # Codes are counted from the middle of their range: float32 sums stay small.
+    middle = np.full(len(first.codes), middle_code(input.bits))
     codes = _rounded(editor, ffn.first.input, input.scale, input.zero_point, input.bits, middle, f"{hint}/input")
-    product = editor.node("MatMul", [codes, editor.constant(_weight(folded), f"{hint}/first")], f"{hint}/product")
-    renamed = {
-        ffn.first.output: editor.node(
-            "Add", [product, editor.constant(bias.astype(np.float32), f"{hint}/bias")], f"{hint}/sum"
-        )
-    }
+    renamed = {ffn.first.output: _layer(editor, codes, first, middle, f"{hint}/first", None)}
     repeat_nodes(editor, producers, ffn.before, renamed, f"{hint}/before")
     repeat_activation(editor, site, producers, renamed, hint)
-    zero = np.clip(np.rint(hidden.zero_point), 0, (1 << hidden.bits) - 1)
+    zero = hidden.zero_point
     centred = _rounded(editor, renamed[site.output], hidden.scale, zero, hidden.bits, zero, f"{hint}/hidden")
     renamed[site.output] = centred
     repeat_nodes(editor, producers, ffn.after, renamed, f"{hint}/after")
-    second_weight = editor.constant(_weight(hidden.scale[:, None] * second), f"{hint}/second")
-    source = renamed[ffn.second.input]
-    if block.second_bias is None:
-        editor.node("MatMul", [source, second_weight], f"{hint}/second_product", output=ffn.second.output)
-    else:
-        product = editor.node("MatMul", [source, second_weight], f"{hint}/second_product")
-        second_bias = editor.constant(block.second_bias.astype(np.float32), f"{hint}/second_bias")
-        editor.node("Add", [product, second_bias], f"{hint}/output", output=ffn.second.output)
+    _layer(editor, renamed[ffn.second.input], second, zero, f"{hint}/second", ffn.second.output)
     editor.replace(ffn.second.output)
