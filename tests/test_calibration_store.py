@@ -9,7 +9,7 @@ import pytest
 
 from calibration import Calibration, CalibrationError, observe
 from calibration.histogram import BINS
-from calibration.row_sample import ROWS
+from calibration.row_sample import row_limit
 
 
 def statistics(seed=0, channels=3):
@@ -143,7 +143,7 @@ def test_statistics_take_the_same_memory_however_much_was_seen():
         merged = part if merged is None else merged.merge(part)
         sizes.append(len(pickle.dumps(merged)))
     assert merged.count == 200 * 2400
-    assert max(sizes) < 8 * BINS + 4 * 8 * ROWS + 4096
+    assert max(sizes) < 8 * BINS + 4 * 8 * row_limit(8) + 4096
 
 
 def test_pickles():
