@@ -4,14 +4,11 @@ import importlib
 import os
 import re
 import sys
-import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
+from calibration.array_file import brief, read_arrays
 from calibration.errors import CalibrationError
 from calibration.inputs import Feed, InputSpec, check_feed
 
@@ -20,7 +17,6 @@ DEFAULT_BATCH: Final = 32
 
 _MOST_TOKENS: Final = 4096  # per batch: what is observed is thousands of floats wide for each of them
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-_UNREADABLE: Final = (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, NotImplementedError)
 
 Source = (
     str | os.PathLike[str] | Mapping[str, Any] | Iterable[Mapping[str, Any]] | Callable[[], Iterable[Mapping[str, Any]]]
@@ -184,28 +180,11 @@ def _not_empty(feed: Feed, where: str) -> Feed:
 
 def _read(path: Path, inputs: Sequence[InputSpec]) -> dict[str, Any]:
     """Return the arrays of one file, of any type but pickled objects."""
-    if path.suffix not in (".npz", ".npy"):
-        raise CalibrationError(f"{path}: is neither .npz nor .npy: save the data with numpy.savez")
     if path.suffix == ".npy" and len(inputs) > 1:
         takes = ", ".join(spec.name for spec in inputs)
         raise CalibrationError(f"{path}: holds one array, and the model takes {takes}: give a .npz with these")
-    try:
-        with path.open("rb") as file:
-            content = np.load(file, allow_pickle=False)
-            if isinstance(content, np.ndarray):
-                arrays = {inputs[0].name: content} if path.suffix == ".npy" else None
-            else:
-                with content:
-                    arrays = dict(content) if path.suffix == ".npz" else None
-    except _UNREADABLE as error:
-        if "Object arrays" in str(error):
-            raise CalibrationError(
-                f"{path}: holds pickled objects, which are not loaded: save plain arrays of numbers"
-            ) from None
-        raise CalibrationError(f"{path}: cannot be read as {path.suffix} ({_brief(error)}): save it anew") from None
-    if arrays is None or not all(isinstance(array, np.ndarray) for array in arrays.values()):
-        raise CalibrationError(f"{path}: is not a {path.suffix} file of arrays: save it with numpy")
-    return arrays
+    arrays = read_arrays(path)
+    return {inputs[0].name: arrays[""]} if path.suffix == ".npy" else dict(arrays)
 
 
 def _find_function(reference: str) -> Callable[[], Iterable[Mapping[str, Any]]]:
@@ -217,7 +196,7 @@ def _find_function(reference: str) -> Callable[[], Iterable[Mapping[str, Any]]]:
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # whatever a user's module may raise
-        raise CalibrationError(f"{reference}: module {module_name!r} cannot be imported ({_brief(error)})") from error
+        raise CalibrationError(f"{reference}: module {module_name!r} cannot be imported ({brief(error)})") from error
     function = getattr(module, function_name, None)
     if not callable(function):
         raise CalibrationError(f"{reference}: module {module_name!r} has no function {function_name!r}: check the name")
@@ -231,7 +210,7 @@ def _from_callable(
         try:
             batches = function()
         except Exception as error:  # whatever a user's function may raise
-            raise CalibrationError(f"{where}: the function failed ({_brief(error)})") from error
+            raise CalibrationError(f"{where}: the function failed ({brief(error)})") from error
         return _feeds(batches, inputs, where)
 
     return BatchSource(start, None)
@@ -266,7 +245,7 @@ def _feeds(batches: Any, inputs: Sequence[InputSpec], where: str) -> Iterator[Fe
         except StopIteration:
             break
         except Exception as error:  # whatever a user's generator may raise
-            raise CalibrationError(f"{batch}: the data failed ({_brief(error)})") from error
+            raise CalibrationError(f"{batch}: the data failed ({brief(error)})") from error
         if not isinstance(feed, Mapping):
             raise CalibrationError(
                 f"{batch}: is a {type(feed).__name__} instead of a feed: yield mappings of input to array"
@@ -277,9 +256,3 @@ def _feeds(batches: Any, inputs: Sequence[InputSpec], where: str) -> Iterator[Fe
         del checked  # before the next batch is made: one at a time in memory
     if number == 1:
         raise CalibrationError(f"{where}: has no batches: give at least one")
-
-
-def _brief(error: BaseException) -> str:
-    """Return an exception as part of one line."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__

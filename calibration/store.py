@@ -1,9 +1,7 @@
 """The calibration of a model, and its file: readable JSON, versioned, mergeable."""
 
-import contextlib
 import json
 import os
-import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Final
 from calibration.errors import CalibrationError
 from calibration.fields import take_keys, take_text, take_whole
 from calibration.observers import TensorStatistics
+from calibration.whole_file import replacing
 
 FORMAT: Final = "qgelu-calibration"
 VERSION: Final = 1
@@ -83,15 +82,10 @@ class Calibration:
             If the file cannot be written.
         """
         target = Path(path)
-        temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
         try:
-            try:
-                with temporary.open("x", encoding="utf-8") as file:
-                    file.writelines(self._lines())
-                os.replace(temporary, target)
-            finally:
-                with contextlib.suppress(OSError):
-                    temporary.unlink(missing_ok=True)
+            with replacing(target) as file:
+                for line in self._lines():
+                    file.write(line.encode())
         except OSError as error:
             raise CalibrationError(
                 f"{target}: cannot be written ({error.strerror}): choose a file in a folder that is writable"

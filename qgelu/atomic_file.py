@@ -1,9 +1,9 @@
 """Text files that appear whole or not at all."""
 
 import os
-import secrets
 from pathlib import Path
 
+from calibration.whole_file import replacing
 from qgelu.errors import QGeluError
 
 
@@ -34,13 +34,8 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
         If it cannot be written.
     """
     file = check_writable(path)
-    temporary = file.with_name(f".{file.name}.{secrets.token_hex(6)}.tmp")
     try:
-        try:
-            with temporary.open("x", encoding="utf-8", newline="\n") as stream:
-                stream.write(text)
-            os.replace(temporary, file)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with replacing(file) as stream:
+            stream.write(text.encode())
     except OSError as error:
         raise QGeluError(f"{file} cannot be written: {error.strerror or error}") from None

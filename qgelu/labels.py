@@ -34,12 +34,15 @@ def load_labels(path: str | os.PathLike[str]) -> NDArray[np.int64]:
     QGeluError
         If it cannot be read, or does not hold labels.
     """
+    from calibration.array_file import UNREADABLE, read_array
+
     try:
-        content = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+        with open(path, "rb") as file:
+            if file.read(2) == b"PK":  # a .npz
+                raise QGeluError(f"{path}: holds several arrays: save the labels alone, with numpy.save")
+            file.seek(0)
+            content = read_array(file, os.fstat(file.fileno()).st_size)
+    except UNREADABLE as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "not a .npy file of numbers"
         raise QGeluError(f"{path}: labels cannot be read ({reason}): save them with numpy.save") from None
-    if not isinstance(content, np.ndarray):
-        content.close()
-        raise QGeluError(f"{path}: holds several arrays: save the labels alone, with numpy.save")
     return check_labels(content, str(path))

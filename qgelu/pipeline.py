@@ -665,6 +665,19 @@ def _write_metadata(model: onnx.ModelProto, sites: Iterable[QuantizedSite], targ
     entry.key, entry.value = METADATA_KEY, json.dumps(entries, separators=(",", ":"))
 
 
+_SITE_FIELDS: Final[dict[str, tuple[type, ...]]] = {
+    **dict.fromkeys(("name", "activation", "input", "output", "scope", "note"), (str,)),
+    "alpha": (int, float),
+    "bits": (int,),
+}
+
+
+def _checked(value: Any, key: str, kinds: tuple[type, ...]) -> Any:
+    if not isinstance(value, kinds) or isinstance(value, bool):
+        raise TypeError(f"{key!r} is a {type(value).__name__}")
+    return value
+
+
 def quantized_sites(model: onnx.ModelProto, name: str = "the model") -> tuple[QuantizedSite, ...]:
     """Return the sites that a quantized model's metadata names, their plans proved anew.
 
@@ -689,14 +702,13 @@ def quantized_sites(model: onnx.ModelProto, name: str = "the model") -> tuple[Qu
     try:
         return tuple(
             QuantizedSite(
-                **{key: entry[key] for key in ("name", "activation", "alpha", "input", "output")},
-                **{key: entry[key] for key in ("scope", "bits", "note")},
-                weight_bits=entry.get("weight_bits"),
+                **{key: _checked(entry[key], key, kinds) for key, kinds in _SITE_FIELDS.items()},
+                weight_bits=_checked(entry.get("weight_bits"), "weight_bits", (int, type(None))),
                 plan=plan_from_json(json.dumps(entry["plan"])),
             )
             for entry in json.loads(text)
         )
     except QGeluError as error:
         raise QGeluError(f"{name}: metadata {METADATA_KEY!r}: {error}") from None
-    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise QGeluError(f"{name}: metadata {METADATA_KEY!r} is damaged: {type(error).__name__}: {error}") from None

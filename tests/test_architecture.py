@@ -99,6 +99,7 @@ def test_imports_run_one_way(path):
     if name == "qgelu.plan":
         imported.discard("qgelu.plan_json")  # to_json, inside the method
     assert own is not None, f"{name} is in no layer"
+    imported.discard("calibration.whole_file")  # how files are written; it imports nothing
     for target in imported:
         if target.startswith("calibration"):
             assert own >= layer_of("qgelu.ffn_search"), f"{name} imports {target}"

@@ -1,10 +1,13 @@
+import io
 import sys
+import tracemalloc
 import weakref
+import zipfile
 
 import numpy as np
 import pytest
 
-from calibration import CalibrationError, InputSpec, open_data
+from calibration import CalibrationError, InputSpec, data, open_data
 
 X = InputSpec("x", np.dtype(np.float32), (None, 3))
 IDS = InputSpec("ids", np.dtype(np.int64), (None, None))
@@ -67,8 +70,8 @@ def test_a_folder_is_read_file_by_file(tmp_path, monkeypatch):
     (tmp_path / "README").write_text("not data")
     (tmp_path / "._b1.npz").write_bytes(b"not data either")
     loads = []
-    load = np.load
-    monkeypatch.setattr(np, "load", lambda path, **options: loads.append(path.name) or load(path, **options))
+    read = data.read_arrays
+    monkeypatch.setattr(data, "read_arrays", lambda path: loads.append(path.name) or read(path))
     source = open_data(tmp_path, [IDS, MASK])
     assert source.count == 3
     assert loads == []
@@ -259,9 +262,52 @@ def test_files_that_cannot_be_read(tmp_path):
     np.save(tmp_path / "two.npy", floats(2))
     assert "holds one array, and the model takes ids, mask" in error_of(tmp_path / "two.npy", [IDS, MASK])
     (tmp_path / "two.npy").rename(tmp_path / "two.npz")
-    assert "is not a .npz file of arrays" in error_of(tmp_path / "two.npz", [X])
+    assert "cannot be read as .npz (BadZipFile: File is not a zip file)" in error_of(tmp_path / "two.npz", [X])
     (tmp_path / "d.csv").write_text("1,2")
     assert "neither .npz nor .npy" in error_of(tmp_path / "d.csv", [X])
+
+
+def lying_header(shape, dtype="<f4"):
+    """Return a .npy file whose header claims more than follows."""
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": dtype, "fortran_order": False, "shape": shape})
+    return file.getvalue() + bytes(64)
+
+
+@pytest.mark.parametrize("suffix", ["npy", "npz"])
+@pytest.mark.parametrize("shape", [(1 << 28,), (1 << 40, 3), (-1, 3), (1 << 62, 1 << 62)])
+def test_headers_that_lie(tmp_path, suffix, shape):
+    """A header that claims 1 GB or more is refused before memory is asked for."""
+    path = tmp_path / f"d.{suffix}"
+    if suffix == "npy":
+        path.write_bytes(lying_header(shape))
+    else:
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("x.npy", lying_header(shape))
+    tracemalloc.start()
+    message = error_of(path, [X])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert message.startswith(f"{path}: cannot be read as .{suffix} (ValueError:")
+    assert peak < 1 << 20
+
+
+def test_an_archive_that_lies_about_its_size(tmp_path):
+    path = tmp_path / "d.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x.npy", lying_header((1 << 28,)))
+    content = path.read_bytes()
+    size = len(lying_header((1 << 28,))).to_bytes(4, "little")
+    place = content.rindex(size)
+    path.write_bytes(content[:place] + (1 << 30).to_bytes(4, "little") + content[place + 4 :])
+    assert "'x.npy' cannot be of 1073741824 bytes" in error_of(path, [X])
+
+
+@pytest.mark.parametrize("header", [b"{'descr': (", b"[" * 3000, b"{'descr': '<f4', 'shape': (1,", b"\xff"])
+def test_headers_that_are_no_python(tmp_path, header):
+    path = tmp_path / "d.npy"
+    path.write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+    assert "cannot be read as .npy" in error_of(path, [X])
 
 
 def test_models_that_samples_cannot_be_told_for():

@@ -1,17 +1,17 @@
 """Reading and writing ONNX files: one clear line if that fails, and never a half-written file."""
 
-import contextlib
 import os
-import secrets
+import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
 import onnx
 from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
 from onnx import TensorProto
 from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_model, uses_external_data
 
+from calibration.whole_file import replacing
 from qgelu.errors import QGeluError
 from qgelu.graph.lean import without_initializers
 from qgelu.graph.names import subgraphs
@@ -39,6 +39,11 @@ def load_model(path: str | os.PathLike[str]) -> onnx.ModelProto:
     try:
         if file.is_dir():
             raise QGeluError(f"{file} is a folder: name the .onnx file in it")
+        kind = file.stat()
+        if not stat.S_ISREG(kind.st_mode) and not stat.S_ISFIFO(kind.st_mode):
+            raise QGeluError(f"{file} is not a regular file: name the .onnx file")
+        if kind.st_size >= _PROTOBUF_LIMIT:
+            raise QGeluError(f"{file} is larger than 2 GB: export it with external data")
         content = file.read_bytes()
         if not content:
             raise QGeluError(f"{file} is empty: export the model again")
@@ -50,8 +55,6 @@ def load_model(path: str | os.PathLike[str]) -> onnx.ModelProto:
     except (OSError, ValueError) as error:
         raise QGeluError(f"{file} cannot be read: {_first_line(error)}") from None
     except DecodeError:
-        if len(content) >= _PROTOBUF_LIMIT:
-            raise QGeluError(f"{file} is larger than 2 GB: export it with external data") from None
         raise QGeluError(f"{file} is not an ONNX model, or is damaged or incomplete") from None
     _check_contents(model, file)
     try:
@@ -84,7 +87,7 @@ def save_model(model: onnx.ModelProto, path: str | os.PathLike[str]) -> None:
         if sum(len(tensor.raw_data) for tensor in model.graph.initializer) > _LARGEST_WEIGHTS_INSIDE:
             _save_with_data_beside(model, file)
         else:
-            with _replacing(file) as stream:
+            with replacing(file) as stream:
                 stream.write(model.SerializeToString())
     except QGeluError:
         raise
@@ -143,25 +146,11 @@ def _load_external_data(model: onnx.ModelProto, file: Path) -> None:
         raise QGeluError(f"{file}: its external data cannot be read: {_first_line(error)}") from None
 
 
-@contextlib.contextmanager
-def _replacing(file: Path) -> Iterator[BinaryIO]:
-    """Open a temporary file in the same folder that takes the file's place if all goes well."""
-    temporary = file.with_name(f".{file.name}.{secrets.token_hex(6)}.tmp")
-    try:
-        with temporary.open("xb") as stream:
-            yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, file)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def _save_with_data_beside(model: onnx.ModelProto, file: Path) -> None:
     data = file.with_name(f"{file.name}.data")
     lean = without_initializers(model)
     # The data file takes its place first: a model must never name data that are not there.
-    with _replacing(file) as stream, _replacing(data) as weights:
+    with replacing(file) as stream, replacing(data) as weights:
         for tensor in model.graph.initializer:
             stored = lean.graph.initializer.add()
             if len(tensor.raw_data) < _SMALLEST_OUTSIDE:

@@ -1,10 +1,15 @@
 """Refuse models that are damaged in a way that a parser does not see."""
 
+from typing import Final
+
 import onnx
 
 from qgelu.errors import QGeluError
 from qgelu.graph.elementwise import STANDARD_DOMAINS
 from qgelu.graph.names import subgraphs
+
+_LARGEST_VERSION: Final = (1 << 31) - 1
+"""Largest that the checker takes."""
 
 
 def check_wellformed(model: onnx.ModelProto) -> None:
@@ -18,6 +23,9 @@ def check_wellformed(model: onnx.ModelProto) -> None:
     QGeluError
         With the name of the node.
     """
+    for version in (model.ir_version, *(entry.version for entry in model.opset_import)):
+        if not 0 <= version <= _LARGEST_VERSION:
+            raise QGeluError(f"version {version} is not one of ONNX's: the model is damaged")
     context = onnx.checker.C.CheckerContext()
     context.ir_version = max(model.ir_version, 3)
     context.opset_imports = {_text(entry.domain): entry.version for entry in model.opset_import}
