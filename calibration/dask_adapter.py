@@ -16,6 +16,7 @@ from calibration.capturing import TensorRequest, capture
 from calibration.data import BatchSource, Source, folder_files, open_data, open_files
 from calibration.errors import CalibrationError
 from calibration.inputs import input_specs
+from calibration.model_size import model_bytes
 from calibration.store import Calibration
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ def _pieces(parts: Any, client: "Client") -> list[_Piece]:
 
 
 def _content(model: "onnx.ModelProto") -> bytes:
-    if model.ByteSize() >= _LARGEST_MODEL:
+    if model_bytes(model) >= _LARGEST_MODEL:
         raise CalibrationError(
             "the model is too large to be sent to workers (2 GB): run 'qgelu calibrate' on each machine, then --merge"
         )

@@ -375,6 +375,7 @@ def quantize(
     if bits is not None and (target_metric is not None or max_drop is not None):
         raise click.UsageError("--bits does not go with a goal, for which bits are searched: leave it out")
     _check_output(output, model)
+    from calibration.model_size import model_bytes
     from qgelu.labels import load_labels
     from qgelu.pipeline import DEFAULT_BITS
     from qgelu.pipeline import quantize as run_quantization
@@ -408,7 +409,7 @@ def quantize(
             {
                 "model": model,
                 "output": output,
-                "bytes": result.model.ByteSize(),
+                "bytes": model_bytes(result.model),
                 "scope": scope,
                 "bits": (bits or DEFAULT_BITS) if result.trade is None else None,
                 "weight_bits": int(weight_bits),
@@ -427,7 +428,7 @@ def quantize(
         if result.trade is not None:
             print_trade(console, result.trade)
         print_notes(console, result.notes)
-        console.print(f"{output}: {size(result.model.ByteSize())}", markup=False)
+        console.print(f"{output}: {size(model_bytes(result.model))}", markup=False)
 
 
 @cli.command()

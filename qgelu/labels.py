@@ -38,11 +38,12 @@ def load_labels(path: str | os.PathLike[str]) -> NDArray[np.int64]:
 
     try:
         with open(path, "rb") as file:
-            if file.read(2) == b"PK":  # a .npz
-                raise QGeluError(f"{path}: holds several arrays: save the labels alone, with numpy.save")
+            is_archive = file.read(2) == b"PK"
             file.seek(0)
-            content = read_array(file, os.fstat(file.fileno()).st_size)
+            content = None if is_archive else read_array(file, os.fstat(file.fileno()).st_size)
     except UNREADABLE as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "not a .npy file of numbers"
         raise QGeluError(f"{path}: labels cannot be read ({reason}): save them with numpy.save") from None
+    if content is None:
+        raise QGeluError(f"{path}: holds several arrays: save the labels alone, with numpy.save")
     return check_labels(content, str(path))

@@ -30,7 +30,10 @@ def check_target_cpu(target_cpu: str) -> None:
 
 
 def _can_saturate(weight: TensorProto, bits: int) -> bool:
-    largest = int(np.abs(numpy_helper.to_array(weight).astype(np.int64)).max(initial=0))
+    try:
+        largest = int(np.abs(numpy_helper.to_array(weight).astype(np.int64)).max(initial=0))
+    except (TypeError, ValueError) as error:
+        raise QGeluError(f"tensor {weight.name!r} does not fit its shape {list(weight.dims)}: {error}") from None
     return 2 * ((1 << bits) - 1) * largest > _LARGEST_SUM
 
 

@@ -13,6 +13,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto
 
+from calibration.model_size import model_bytes
 from qgelu.accuracy_goal import AccuracyGoal, read_goal
 from qgelu.activations import dip, evaluate
 from qgelu.bit_search import BitTrade, search_bits
@@ -629,13 +630,17 @@ def _few_samples_notes(job: _Job, done: Iterable[QuantizedSite]) -> tuple[str, .
     )
 
 
+_CHECKED_BYTES: Final = 3 << 29
+"""Bytes of a model from which the checker is left out: it takes copies, and nothing beyond 2 GB."""
+
+
 def _check_result(result: onnx.ModelProto, original: onnx.ModelProto) -> None:
     """Run onnx.checker with full shape inference on the result; a failure is a bug of ours.
 
     A model that the checker refused before is let through: runtimes are more lenient. So are models beyond
     protobuf's 2 GB, which the checker cannot take.
     """
-    if result.ByteSize() >= 1 << 31:
+    if model_bytes(result) >= _CHECKED_BYTES:
         return
     try:
         onnx.checker.check_model(result, full_check=True)

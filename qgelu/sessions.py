@@ -11,10 +11,11 @@ import onnx
 from numpy.typing import NDArray
 
 from calibration.missing_kernels import runnable
+from calibration.model_size import model_bytes
 from qgelu.errors import QGeluError
 from qgelu.native.loader import is_built, register
 
-_SERIALIZED_LIMIT: Final = (1 << 31) - (1 << 20)
+_SERIALIZED_LIMIT: Final = 3 << 29
 """Beyond this a model goes through a file with its weights beside it: protobuf ends at 2 GB."""
 
 
@@ -72,7 +73,7 @@ class ModelRunner:
         if not isinstance(model, onnx.ModelProto):
             return str(model)
         model = runnable(model)
-        if model.ByteSize() < _SERIALIZED_LIMIT:
+        if model_bytes(model) < _SERIALIZED_LIMIT:
             return bytes(model.SerializeToString())
         from qgelu.graph.model_file import save_model
 

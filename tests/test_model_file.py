@@ -1,6 +1,7 @@
 """Reading and writing model files: one clear line on failure, and whole files or none."""
 
 import os
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -9,6 +10,7 @@ import pytest
 from site_models import ffn_model
 
 from calibration import model_digest
+from qgelu import calibrate, cli, inspect, quantize
 from qgelu.errors import QGeluError
 from qgelu.graph import model_file
 from qgelu.graph.model_file import load_model, save_model
@@ -255,3 +257,35 @@ def test_the_digest_sees_weights_nodes_and_opsets(model):
     assert changed(weight_bit)
     assert changed(node)
     assert changed(opset)
+
+
+def test_the_whole_job_on_a_model_beyond_the_limit(tmp_path, monkeypatch):
+    """All limits lowered: weights go through files from end to end, and not through protobuf's own copies."""
+    monkeypatch.chdir(tmp_path)
+    model = _large_model()
+    del model.graph.input[0].type.tensor_type.shape.dim[1]
+    onnx.save(model, "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
+    content = [Path(name).read_bytes() for name in ("m.onnx", "m.data")]
+    np.savez("d.npz", x=np.random.default_rng(2).normal(size=(40, 4)).astype(np.float32))
+    monkeypatch.setattr(model_file, "_LARGEST_WEIGHTS_INSIDE", 1000)
+    monkeypatch.setattr("calibration.probe._LARGE", 0)
+    monkeypatch.setattr("qgelu.sessions._SERIALIZED_LIMIT", 1000)
+    monkeypatch.setattr("qgelu.graph.normal_form._LARGE", 1)
+    monkeypatch.setattr("calibration.model_size.PROTOBUF_LIMIT", 1000)
+    monkeypatch.setattr("calibration.model_size._ROOM", 0)
+    monkeypatch.setattr("qgelu.pipeline._CHECKED_BYTES", 1000)
+    assert cli.run(["quantize", "m.onnx", "--data", "d.npz", "-o", "q.onnx"]) == 0
+    assert cli.run(["verify", "m.onnx", "q.onnx", "--data", "d.npz"]) == 0
+    assert cli.run(["report", "m.onnx", "--data", "d.npz", "--bits", "8", "-o", "r.json"]) == 0
+    assert "q.onnx.data" in os.listdir()
+    assert len(load_model("q.onnx").graph.initializer) > 5
+    assert [Path(name).read_bytes() for name in ("m.onnx", "m.data")] == content
+
+
+def test_models_without_their_data_are_named(tmp_path):
+    onnx.save(ffn_model(), tmp_path / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
+    lean = onnx.load(tmp_path / "m.onnx", load_external_data=False)
+    feeds = [{"x": np.ones((1, 2, 4), np.float32)}]
+    for job in (lambda: inspect(lean), lambda: calibrate(lean, feeds), lambda: quantize(lean, feeds)):
+        with pytest.raises(QGeluError, match=r"tensor 'tensor_\d+' is stored outside the model and was not loaded"):
+            job()

@@ -4,11 +4,15 @@ import math
 from typing import Any
 
 import numpy as np
+import onnx
+import zoo
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from site_models import CONSTANT_STYLES, SQRT_2, SQRT_2_OVER_PI, Builder, model_of
 
+from qgelu.graph.names import every_node
 from qgelu.graph.sites import find_sites
+from qgelu.pipeline import quantize
 
 # A formula is "x", a number, or (operator, operands...).
 Formula = Any
@@ -133,3 +137,69 @@ def test_a_random_spelling_is_found(case):
 @given(spelled_others())
 def test_a_random_spelling_of_something_else_is_not(model):
     assert find_sites(model).sites == ()
+
+
+@st.composite
+def surrounded(draw: st.DrawFn):
+    """Return a model of a random spelling, with some of its inner tensors given as outputs and read by others."""
+    activation = draw(st.sampled_from(sorted(FORMULAS)))
+    model = _model(draw, draw(st.sampled_from(FORMULAS[activation])))
+    graph = model.graph
+    inner = [name for node in graph.node[:-1] if node.op_type != "Constant" for name in node.output]
+    shown = draw(st.lists(st.sampled_from(inner), max_size=3, unique=True)) if inner else []
+    read = draw(st.lists(st.sampled_from([*inner, "x"]), max_size=2, unique=True))
+    for place, name in enumerate(read):
+        graph.node.append(onnx.helper.make_node("Neg", [name], [f"read_{place}"]))
+    known = {value.name for value in graph.output}
+    for name in [*shown, *(f"read_{place}" for place in range(len(read)))]:
+        if name not in known:
+            graph.output.append(onnx.ValueInfoProto(name=name))
+    return activation, model, draw(st.booleans())
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(surrounded())
+def test_what_is_around_a_rewritten_activation_stays_bit_for_bit(case):
+    activation, model, in_branch = case
+    inner = model if in_branch else None
+    if in_branch:
+        model = _in_branch(model)
+    x = np.random.default_rng(1).normal(size=(5, 3, 8)).astype(np.float32) * 2
+    data = [{"x": x} | ({"c": np.array(True)} if in_branch else {})]
+    result = quantize(model, data, scope="activation")
+    (site,) = result.sites
+    assert site.activation == activation
+    expected, actual = zoo.run(model, data[0]), zoo.run(result.model, data[0])
+    codes = site.plan(site.plan.input.quantize(x))
+    answer = site.plan.output.dequantize(codes).astype(np.float32)
+    # Behind the activation there may be an Identity still: what reads its output gets the new values.
+    after = _made_from(model, site.output)
+    names = [value.name for value in (inner or model).graph.output]
+    for name, old, new in zip(names, expected, actual, strict=True):
+        if name not in after:
+            np.testing.assert_array_equal(old, new)
+        else:
+            np.testing.assert_array_equal(np.abs(new), np.abs(answer))
+
+
+def _made_from(model: onnx.ModelProto, tensor: str) -> set[str]:
+    made = {tensor}
+    for node in every_node(model.graph.node):
+        if made.intersection(node.input):
+            made.update(node.output)
+    return made
+
+
+def _in_branch(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a model with everything in the branch of an If that is taken where c is true."""
+    helper, graph = onnx.helper, model.graph
+    names = [value.name for value in graph.output]
+    then = helper.make_graph(graph.node, "then", [], graph.output, graph.initializer)
+    copies = [helper.make_node("Identity", ["x"], [f"other_{place}"]) for place in range(len(names))]
+    outputs = [onnx.ValueInfoProto(name=node.output[0]) for node in copies]
+    other = helper.make_graph(copies, "other", [], outputs)
+    results = [f"result_{place}" for place in range(len(names))]
+    node = helper.make_node("If", ["c"], results, then_branch=then, else_branch=other)
+    inputs = [*graph.input, helper.make_tensor_value_info("c", onnx.TensorProto.BOOL, [])]
+    outer = helper.make_graph([node], "outer", inputs, [onnx.ValueInfoProto(name=name) for name in results])
+    return helper.make_model(outer, opset_imports=model.opset_import, ir_version=model.ir_version)

@@ -191,11 +191,10 @@ class GraphEditor:
 
 
 def _keep(field: Any, wanted: Callable[[Any], bool]) -> None:
-    """Leave only the wanted entries in a repeated field."""
-    kept = [entry for entry in field if wanted(entry)]
-    if len(kept) < len(field):
-        del field[:]
-        field.extend(kept)
+    """Leave only the wanted entries in a repeated field, without a copy of them."""
+    for place in reversed(range(len(field))):
+        if not wanted(field[place]):
+            del field[place]
 
 
 def _sorted(nodes: list[onnx.NodeProto]) -> list[onnx.NodeProto]:

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, inliner, version_converter
 from qgelu.errors import QGeluError
 from qgelu.graph.elementwise import STANDARD_DOMAINS
 from qgelu.graph.functions import MINIMUM_OPSET
-from qgelu.graph.lean import without_initializers
+from qgelu.graph.lean import append_initializers, without_initializers
 from qgelu.graph.local_functions import LocalFunctions
 from qgelu.graph.names import all_graphs, every_node, made_in, subgraphs, used_names
 from qgelu.graph.opset import onnx_version
@@ -80,7 +80,7 @@ def _renamed_opset(model: onnx.ModelProto, version: int) -> onnx.ModelProto:
         ):
             return model
     renamed = without_initializers(model)
-    renamed.graph.initializer.extend(model.graph.initializer)
+    append_initializers(renamed.graph, model.graph.initializer)
     for imports in (renamed.opset_import, *(function.opset_import for function in renamed.functions)):
         for entry in imports:
             if entry.domain in STANDARD_DOMAINS:
@@ -129,7 +129,7 @@ def _through(
     inputs = [value for value in changed.graph.input if value.name not in added]
     del changed.graph.input[:]
     changed.graph.input.extend(inputs)
-    changed.graph.initializer.extend(weights)
+    append_initializers(changed.graph, weights)
     del changed.metadata_props[:]
     changed.metadata_props.extend(model.metadata_props)
     return changed
@@ -141,7 +141,7 @@ def _with_unique_names(model: onnx.ModelProto) -> onnx.ModelProto:
     if len(made) == len(set(made)):
         return model
     unique = without_initializers(model)
-    unique.graph.initializer.extend(model.graph.initializer)
+    append_initializers(unique.graph, model.graph.initializer)
     taken = used_names(model.graph)
     seen = set(made_in(unique.graph))
     for node in unique.graph.node:

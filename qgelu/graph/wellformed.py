@@ -8,6 +8,8 @@ from qgelu.errors import QGeluError
 from qgelu.graph.elementwise import STANDARD_DOMAINS
 from qgelu.graph.names import subgraphs
 
+_TENSOR_TYPES: Final = frozenset(onnx.TensorProto.DataType.values()) - {onnx.TensorProto.UNDEFINED}
+
 _LARGEST_VERSION: Final = (1 << 31) - 1
 """Largest that the checker takes."""
 
@@ -45,6 +47,9 @@ def _check_graph(graph: onnx.GraphProto, context: onnx.checker.C.CheckerContext 
     made: set[str] = set()
     given = {_text(value.name) for value in graph.input}
     stored = {_text(tensor.name) for tensor in graph.initializer}
+    for tensor in graph.initializer:
+        if tensor.data_type not in _TENSOR_TYPES:
+            raise QGeluError(f"tensor {tensor.name!r} is of no type that ONNX has: the model is damaged")
     for value in (*graph.output, *graph.value_info):
         _text(value.name)
     for node in graph.node:

@@ -11,6 +11,7 @@ import onnx
 from numpy.typing import NDArray
 
 import qgelu
+from calibration.model_size import model_bytes
 from qgelu.accuracy_metric import METRIC_NAMES, Metric, choose_metric, loss_of
 from qgelu.errors import QGeluError
 from qgelu.evaluation import Evaluation, check_mask, evaluate_model
@@ -133,7 +134,7 @@ def _measure(bench: _Bench, job: _Job) -> tuple[Candidate, tuple[Curve, ...], tu
         job.scope,
         job.bits,
         _executed(job.scope, [site.scope for site in result.sites]),
-        result.model.ByteSize(),
+        model_bytes(result.model),
         evaluation.outputs,
         evaluation.failures,
         None,
@@ -154,7 +155,7 @@ def _measure_simulated(bench: _Bench, job: _Job, sites: Sequence[Site]) -> Candi
         job.scope,
         job.bits,
         f"simulated: {count} {'FFN' if count == 1 else 'FFNs'} rounded to codes in float arithmetic{left}",
-        result.model.ByteSize(),
+        model_bytes(result.model),
         evaluation.outputs,
         evaluation.failures,
         None,
@@ -174,7 +175,7 @@ def _measure_baseline(bench: _Bench, job: _Job, sites: Sequence[Site], source: "
         None,
         job.bits,
         DESCRIPTIONS[job.baseline],
-        model.ByteSize(),
+        model_bytes(model),
         evaluation.outputs,
         evaluation.failures,
         None,
@@ -394,7 +395,7 @@ def _summary(model: Any, proto: onnx.ModelProto, sites: Sequence[Site], statisti
     if not isinstance(model, onnx.ModelProto):
         name = Path(model).name
     summaries = tuple(SiteSummary(site.name, site.activation, site.alpha, site.scope, site.reason) for site in sites)
-    return ModelSummary(name, onnx_version(proto), proto.ByteSize(), statistics.model_digest, summaries)
+    return ModelSummary(name, onnx_version(proto), model_bytes(proto), statistics.model_digest, summaries)
 
 
 def _versions() -> dict[str, str]:
