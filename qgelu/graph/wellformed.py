@@ -10,6 +10,9 @@ from qgelu.graph.names import subgraphs
 
 _TENSOR_TYPES: Final = frozenset(onnx.TensorProto.DataType.values()) - {onnx.TensorProto.UNDEFINED}
 
+_RUNTIME_OPERATORS: Final = frozenset({"SimplifiedLayerNormalization"})
+"""What ONNX Runtime's optimizer writes into ONNX's own domain; LayerNormalization too, in opsets before ONNX has it."""
+
 _LARGEST_VERSION: Final = (1 << 31) - 1
 """Largest that the checker takes."""
 
@@ -83,9 +86,20 @@ def _text(name: str) -> str:
 
 
 def _check_operator(node: onnx.NodeProto, context: onnx.checker.C.CheckerContext) -> None:
+    version = next((context.opset_imports[each] for each in STANDARD_DOMAINS if each in context.opset_imports), 0)
+    if node.op_type in _RUNTIME_OPERATORS or (onnx.defs.has(node.op_type, "") and not _is_defined(node, version)):
+        return
     try:
         onnx.checker.check_node(node, context)
     except (onnx.checker.ValidationError, UnicodeDecodeError, ValueError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         label = node.name or next(iter(node.output), "")
         raise QGeluError(f"{node.op_type} node {label!r} is not valid: {ascii(lines[0])[1:-1]}") from None
+
+
+def _is_defined(node: onnx.NodeProto, version: int) -> bool:
+    try:
+        onnx.defs.get_schema(node.op_type, version, "")
+    except onnx.defs.SchemaError:
+        return False
+    return True
