@@ -10,7 +10,6 @@ from qgelu import AccumulatorParams, QParams, make_plan
 from qgelu.activations import evaluate
 from qgelu.kernels.binding import BoundKernel, BoundNarrow, BoundTable, BoundWide
 from qgelu.kernels.registry import Implementation
-from qgelu.narrow import V_LIMIT
 from qgelu.plan import Plan
 
 SHAPES = {
@@ -113,5 +112,5 @@ def bind(job: Job, implementation: Implementation) -> BoundKernel:
     arrays, coefficients = plan.integers.channel_arrays(), plan.integers.coefficients
     codes = (plan.output.qmax - plan.output.qmin, plan.output.qmin)
     if job.kernel == "narrow":
-        return BoundNarrow(implementation, arrays, coefficients, V_LIMIT, *codes)
+        return BoundNarrow(implementation, arrays, coefficients, *codes)
     return BoundWide(implementation, arrays, coefficients, *codes)

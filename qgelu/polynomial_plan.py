@@ -85,7 +85,7 @@ class PolynomialPlan(Plan):
         code_range = self.output.qmax - self.output.qmin
         coefficients, first = self.integers.coefficients, self.output.qmin
         if self.lanes == 16:
-            return BoundNarrow(selected("narrow"), arrays, coefficients, narrow.V_LIMIT, code_range, first)
+            return BoundNarrow(selected("narrow"), arrays, coefficients, code_range, first)
         return BoundWide(selected("wide"), arrays, coefficients, code_range, first)
 
     def run_values(self, values: NDArray[np.int64], channel: int) -> NDArray[np.int64]:

@@ -120,7 +120,7 @@ def test_wide_table(implementation, source, result):
 def bind_narrow(plan, implementation, channels):
     arrays = {name: np.broadcast_to(array, (channels,)) for name, array in plan.integers.channel_arrays().items()}
     code_range = plan.output.qmax - plan.output.qmin
-    return BoundNarrow(implementation, arrays, plan.integers.coefficients, V_LIMIT, code_range, plan.output.qmin)
+    return BoundNarrow(implementation, arrays, plan.integers.coefficients, code_range, plan.output.qmin)
 
 
 def plain_codes(plan, accumulator, bias):
@@ -247,15 +247,28 @@ def test_narrow_shifted_left(implementation):
 def test_narrow_with_the_largest_sums(implementation):
     """Bias and accumulator at int32's ends: no sum may overflow, whichever way clamping is done."""
     plan = channel_plan(64, 9)
-    saturated = 65536 << int(max(plan.integers.linear_shift.max(), plan.integers.argument_shift.max()))
-    turn = (V_LIMIT - saturated) // 2  # up to here one bound serves all channels
     kernel = bind_narrow(plan, implementation, 64)
     ends = np.array([INT32.min, INT32.min + 1, -1, 0, 1, INT32.max - 1, INT32.max], np.int32)
-    for size in (turn - 1, turn, turn + 1, V_LIMIT, INT32.max):
+    for size in (narrow_ir.SUM_EDGE - 1, narrow_ir.SUM_EDGE, narrow_ir.SUM_EDGE + 1, V_LIMIT, INT32.max):
         for bias in (np.full(64, size, np.int32), np.full(64, -size, np.int32), np.full(64, INT32.min, np.int32)):
             near = np.clip(-bias[0].astype(np.int64) + np.arange(-(2**20), 2**20, 4001), INT32.min, INT32.max)
             source = np.repeat(np.concatenate([ends, near.astype(np.int32)]), 64)
             assert np.array_equal(run_guarded(kernel, bias, source, np.uint8), plain_codes(plan, source, bias))
+
+
+@pytest.mark.parametrize("bits", [5, 8])
+@pytest.mark.parametrize("implementation", implementations("narrow"))
+def test_narrow_with_one_sum_that_wraps(implementation, bits):
+    """Sums are clamped only where one is found that might overflow: whichever lane, block, row or rest it is in."""
+    plan = channel_plan(40, 9, bits=bits)
+    kernel = bind_narrow(plan, implementation, 40)
+    rng = np.random.default_rng(8)
+    bias = np.where(np.arange(40) % 2, narrow_ir.SUM_EDGE - 1, 1 - narrow_ir.SUM_EDGE).astype(np.int32)
+    quiet = np.tile(-bias, 7) + rng.integers(-200000, 200000, 280).astype(np.int32)
+    for place in range(quiet.size):
+        source = quiet.copy()
+        source[place] = INT32.max if bias[place % 40] > 0 else INT32.min
+        assert np.array_equal(run_guarded(kernel, bias, source, np.uint8), plain_codes(plan, source, bias))
 
 
 @pytest.mark.parametrize("implementation", implementations("narrow"))
@@ -296,7 +309,7 @@ def test_narrow_with_arbitrary_parameters(implementation):
         plain_narrow.requantize(
             source.reshape(50, channels), zero, -limit, limit, *others, coefficients, 200, 0, expected
         )
-        kernel = BoundNarrow(implementation, arrays, coefficients, V_LIMIT, 200, 0)
+        kernel = BoundNarrow(implementation, arrays, coefficients, 200, 0)
         assert np.array_equal(run_guarded(kernel, None, source, np.uint8), expected.reshape(-1))
 
 
@@ -488,7 +501,7 @@ def test_neon_table_is_looked_up_in_registers():
 
 
 def test_portable_narrow_kernel_is_vector_code_on_aarch64():
-    text = aarch64_assembly(narrow_ir.emit, narrow_ir.Portable, False)
+    text = aarch64_assembly(narrow_ir.emit, narrow_ir.Portable, narrow_ir.FORMS[narrow_ir.FULL])
     for instruction in ("uqadd", "uqsub", "smull", "umull"):
         assert instruction in text
 
@@ -626,6 +639,7 @@ TESTED = {
         test_narrow_at_any_length,
         test_narrow_against_exact_integers,
         test_narrow_shifted_left,
+        test_narrow_with_one_sum_that_wraps,
     },
     "wide": {test_wide_with_any_channels, test_wide_at_any_length, test_wide_against_exact_integers},
 }

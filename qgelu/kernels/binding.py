@@ -92,8 +92,6 @@ class BoundNarrow(BoundKernel):
     channel_arrays : mapping of str to int32 array of shape [channels]
         As :class:`qgelu.narrow.NarrowParameters` names them.
     coefficients : int32 array of shape [16, 4]
-    largest_sum : int
-        What |accumulator + bias| is clamped to where it would overflow.
     code_range, code_minimum : int
         Largest code minus smallest code, and the smallest code.
     """
@@ -103,7 +101,6 @@ class BoundNarrow(BoundKernel):
         implementation: Implementation,
         channel_arrays: Mapping[str, NDArray[np.int32]],
         coefficients: NDArray[np.int32],
-        largest_sum: int,
         code_range: int,
         code_minimum: int,
     ) -> None:
@@ -118,8 +115,6 @@ class BoundNarrow(BoundKernel):
             packed.blocks,
             packed.coefficients,
             packed.general,
-            packed.saturated,
-            largest_sum,
             code_range,
             code_minimum,
         )

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,8 @@ class NarrowBlocks:
     Attributes
     ----------
     width : int
-    saturated : int
-        From this |accumulator + bias| on, both branches of every channel have saturated.
     general : bool
-        Whether clamping must be per channel, or a channel is shifted left.
+        Whether a channel is shifted left or clamped before both of its branches have saturated, or a tail is negative.
     limit, left_shift : int32 arrays of shape [width]
     blocks : int32 array of shape [blocks, words]
         One row per block of channels; the last is the block that ends at ``width``.
@@ -29,12 +28,22 @@ class NarrowBlocks:
     """
 
     width: int
-    saturated: int
     general: bool
     limit: NDArray[np.int32]
     left_shift: NDArray[np.int32]
     blocks: NDArray[np.int32]
     coefficients: NDArray[np.int16]
+
+
+@lru_cache(maxsize=16)
+def _least_tail(coefficients: bytes) -> int:
+    """Return the least p(u) of equation (15) before it is raised to 0, over every u."""
+    rows = np.frombuffer(coefficients, np.int32).reshape(16, 4).astype(np.int64)
+    fraction = (np.arange(4096) << 4) - 32768
+    p = rows[:, 3:]
+    for degree in (2, 1, 0):
+        p = rows[:, degree, None] + ((p * fraction) >> 16)
+    return int(p.min())
 
 
 def pack_blocks(
@@ -76,8 +85,11 @@ def pack_blocks(
     repeated = np.arange(width) % channels
     return NarrowBlocks(
         width=width,
-        saturated=int(saturated.max()),
-        general=bool(np.any(given["left_shift"] > 0) or np.any(given["limit"] < saturated)),
+        general=bool(
+            np.any(given["left_shift"] > 0)
+            or np.any(given["limit"] < saturated)
+            or _least_tail(coefficients.astype(np.int32).tobytes()) < 0
+        ),
         limit=aligned(given["limit"][repeated].astype(np.int32)),
         left_shift=aligned(given["left_shift"][repeated].astype(np.int32)),
         blocks=aligned(np.concatenate(parts, axis=1)),

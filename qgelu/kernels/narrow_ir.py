@@ -25,11 +25,38 @@ HALF_PARAMETERS: Final = ("linear_multiplier", "argument_multiplier", "tail_mult
 
 PER_CHANNEL: Final = ("bias", "lower", "upper", "left_shift")
 POINTERS: Final = ("accumulator", *PER_CHANNEL, "blocks", "coefficients", "out")
-NUMBERS: Final = ("bound", "rows", "width", "count", "last_start", "last_block", "code_range", "code_minimum")
+NUMBERS: Final = ("rows", "width", "count", "last_start", "last_block", "code_range", "code_minimum")
 """The kernel's arguments."""
 
 COEFFICIENTS: Final = 4
 SEGMENTS: Final = 16
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a kernel does for every element; the shorter forms leave out what a check made before or after replaces.
+
+    Attributes
+    ----------
+    label : str
+    clamped : bool
+        Clamp accumulators and shift them left, per channel, and raise negative tails to 0. Otherwise the kernel reports
+        how large the sums became.
+    limited : bool
+        Limit codes to ``code_range``. Otherwise that is 255, where packing stops by itself.
+    """
+
+    label: str
+    clamped: bool
+    limited: bool
+
+
+FORMS: Final = (Form("full", False, False), Form("limited", False, True), Form("general", True, True))
+FULL, LIMITED, GENERAL = range(len(FORMS))
+
+SUM_EDGE: Final = 1 << 30
+"""Below it, |accumulator + bias| and the largest half of a shift, 2**29, stay within int32. A bias below it makes no
+int32 accumulator wrap to less: |sum| < 2**31 + 2**30 leaves 2**32 - |sum| > 2**30."""
 
 
 class Dialect(ABC):
@@ -230,18 +257,25 @@ class _Block:
 
 
 class _Arithmetic:
-    """Equations (10) to (18) for one block."""
+    """Equations (10) to (18) for one block.
 
-    def __init__(self, dialect: Dialect, tables: Any, shifted_left: bool, code_range: ir.Value, first: ir.Value):
+    Attributes
+    ----------
+    sums_seen : pointer to a vector of int32
+        All bits that |accumulator + bias| had so far, in forms that do not clamp.
+    """
+
+    def __init__(self, dialect: Dialect, tables: Any, form: Form, code_range: ir.Value, first: ir.Value):
         self.dialect, self.vectors, self.tables = dialect, dialect.vectors, tables
-        self.shifted_left, self.code_range, self.code_minimum = shifted_left, code_range, first
+        self.form, self.code_range, self.code_minimum = form, code_range, first
         self.words = vector(32, dialect.words)
         self.halves = vector(16, 2 * dialect.words)
+        self.sums_seen = self.vectors.variable(splat(self.words, 0))
 
-    def codes(self, block: _Block, bounds: tuple[ir.Value, ir.Value] | None) -> list[ir.Value]:
+    def codes(self, block: _Block) -> list[ir.Value]:
         """Return the block's codes, one vector per four of accumulators."""
         pack, units = self.dialect.pack_words, self.dialect.unrolled
-        branches = [self._branches(block, k, bounds) for k in range(4 * units)]
+        branches = [self._branches(block, k) for k in range(4 * units)]
         pairs = range(2 * units)
         linear, argument = (
             [pack(branches[2 * k][which], branches[2 * k + 1][which]) for k in pairs] for which in range(2)
@@ -256,19 +290,25 @@ class _Arithmetic:
             difference = self.vectors.subtract_saturating(amount, scaled)  # (17)
             results.append(self.vectors.ir.lshr(difference, splat(self.halves, 7)))
         codes = [self.dialect.pack_halves(results[2 * k], results[2 * k + 1]) for k in range(units)]
-        codes = [self.vectors.umin(code, self.code_range) for code in codes]  # (18)
+        if self.form.limited:
+            codes = [self.vectors.umin(code, self.code_range) for code in codes]  # (18)
         return [self.vectors.ir.add(code, self.code_minimum) for code in codes]
 
-    def _branches(self, block: _Block, k: int, bounds: tuple[ir.Value, ir.Value] | None) -> tuple[ir.Value, ir.Value]:
+    def _branches(self, block: _Block, k: int) -> tuple[ir.Value, ir.Value]:
         """Return the linear branch and the argument before saturation: (10), (11) and shifts of (12), (14)."""
         build, vectors = self.vectors.ir, self.vectors
-        lower, upper = bounds or (self._natural(block.channels["lower"], k), self._natural(block.channels["upper"], k))
-        clamped = vectors.smin(vectors.smax(self._natural(block.accumulator, k), lower), upper)
-        v = build.add(clamped, self._natural(block.channels["bias"], k))
-        if self.shifted_left:
+        accumulator = self._natural(block.accumulator, k)
+        if self.form.clamped:
+            lower, upper = (self._natural(block.channels[label], k) for label in ("lower", "upper"))
+            accumulator = vectors.smin(vectors.smax(accumulator, lower), upper)
+        v = build.add(accumulator, self._natural(block.channels["bias"], k))
+        if self.form.clamped:
             v = build.shl(v, self._natural(block.channels["left_shift"], k))
         linear = build.ashr(build.add(v, self._word(block, 0, k)), self._word(block, 1, k))
-        argument = build.add(vectors.magnitude(v), self._word(block, 2, k))
+        magnitude = vectors.magnitude(v)
+        if not self.form.clamped:
+            build.store(build.or_(build.load(self.sums_seen), magnitude), self.sums_seen)
+        argument = build.add(magnitude, self._word(block, 2, k))
         return linear, build.lshr(argument, self._word(block, 3, k))
 
     def _natural(self, pointer: ir.Value, k: int) -> ir.Value:
@@ -300,7 +340,7 @@ class _Arithmetic:
                 build.add(c, self.vectors.high_signed(p, fraction))
                 for c, p, fraction in zip(row, tails, fractions, strict=True)
             ]
-        return [self.vectors.smax(p, splat(self.halves, 0)) for p in tails]
+        return [self.vectors.smax(p, splat(self.halves, 0)) for p in tails] if self.form.clamped else tails
 
 
 def block_channels(dialect: type[Dialect]) -> int:
@@ -313,23 +353,18 @@ def block_bytes(dialect: type[Dialect]) -> int:
     return block_channels(dialect) * (4 * len(WORD_PARAMETERS) + 2 * len(HALF_PARAMETERS))
 
 
-def emit(module: ir.Module, name: str, dialect: type[Dialect], general: bool) -> ir.Function:
-    """Add the kernel to a module and return it.
-
-    Parameters
-    ----------
-    general : bool
-        Whether bounds and left shift are per channel. Otherwise ``bound`` limits every accumulator on both sides and
-        nothing is shifted left.
+def emit(module: ir.Module, name: str, dialect: type[Dialect], form: Form) -> ir.Function:
+    """Add one form of the kernel to a module and return it.
 
     Notes
     -----
     The function's arguments are :data:`POINTERS`, to accumulators int32 [rows, width], bias, lower, upper, left_shift
     int32 [width], blocks of parameters, coefficients, out [rows, width]; then :data:`NUMBERS`, int64, where count is
     blocks per row, last_start the first channel of a row's last block, last_block its number among the parameters.
+    It returns the bits that any |accumulator + bias| had, as an int32; 0 where it clamped them.
     """
     labels = [*((label, POINTER) for label in POINTERS), *((label, I64) for label in NUMBERS)]
-    function, given = define(module, name, labels)
+    function, given = define(module, name, labels, result=I32)
     build = ir.IRBuilder(function.append_basic_block("entry"))
     vectors = VectorBuilder(build)
     channels = block_channels(dialect)
@@ -337,16 +372,12 @@ def emit(module: ir.Module, name: str, dialect: type[Dialect], general: bool) ->
     arithmetic = _Arithmetic(
         dialect_here,
         dialect_here.load_tables(given["coefficients"]),
-        general,
+        form,
         *(
             vectors.broadcast(build.trunc(given[label], I8), 4 * dialect.words)
             for label in ("code_range", "code_minimum")
         ),
     )
-    bounds = None
-    if not general:
-        bound = build.trunc(given["bound"], I32)
-        bounds = tuple(vectors.broadcast(value, dialect.words) for value in (build.neg(bound), bound))
 
     def emit_block(element: ir.Value, channel: ir.Value, stored: ir.Value) -> None:
         block = _Block(
@@ -355,9 +386,9 @@ def emit(module: ir.Module, name: str, dialect: type[Dialect], general: bool) ->
             vectors.at(given["blocks"], build.mul(stored, ir.Constant(I64, block_bytes(dialect)))),
         )
         out = vectors.at(given["out"], element)
-        for number, codes in enumerate(arithmetic.codes(block, bounds)):
+        for number, codes in enumerate(arithmetic.codes(block)):
             vectors.store(codes, vectors.at(out, codes.type.count * number))
 
     walk_blocks(vectors, given, channels, GROUP_CHANNELS, emit_block)
-    build.ret_void()
+    build.ret(vectors.any_bits(build.load(arithmetic.sums_seen)))
     return function

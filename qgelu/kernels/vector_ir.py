@@ -12,6 +12,9 @@ I32: Final = ir.IntType(32)
 I64: Final = ir.IntType(64)
 POINTER: Final = I8.as_pointer()
 
+CACHE_LINE: Final = 64
+"""Bytes that are fetched together."""
+
 _LETTERS: Final = {1: "i1", 8: "i8", 16: "i16", 32: "i32", 64: "i64"}
 
 
@@ -126,6 +129,17 @@ class VectorBuilder:
         """Store to any address."""
         self.ir.store(value, self.ir.bitcast(pointer, value.type.as_pointer()), align=1)
 
+    def variable(self, value: ir.Value) -> ir.Value:
+        """Return a place for a value that loops change, with its first value in it; LLVM keeps it in a register."""
+        place = self.ir.alloca(value.type)
+        self.ir.store(value, place)
+        return place
+
+    def any_bits(self, a: ir.Value) -> ir.Value:
+        """Return the bits that any lane has."""
+        name = f"llvm.vector.reduce.or.v{a.type.count}{_LETTERS[a.type.element.width]}"
+        return self.call(name, a.type.element, a)
+
     def prefetch(self, pointer: ir.Value) -> None:
         """Ask for a cache line that will be read; any address will do."""
         reading, all_levels, data = (ir.Constant(I32, number) for number in (0, 3, 1))
@@ -180,16 +194,23 @@ class VectorBuilder:
 
 
 def define(
-    module: ir.Module, name: str, arguments: Sequence[tuple[str, ir.Type]], disjoint: bool = True
+    module: ir.Module,
+    name: str,
+    arguments: Sequence[tuple[str, ir.Type]],
+    disjoint: bool = True,
+    result: ir.Type | None = None,
 ) -> tuple[ir.Function, dict[str, ir.Value]]:
-    """Add a function without result to a module; return it with its arguments by name.
+    """Add a function to a module; return it with its arguments by name.
 
     Parameters
     ----------
     disjoint : bool
         Whether no two pointers lead to the same bytes.
+    result : ir.Type, optional
+        What it returns; nothing if None.
     """
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [kind for _, kind in arguments]), name)
+    kind_of_function = ir.FunctionType(result or ir.VoidType(), [kind for _, kind in arguments])
+    function = ir.Function(module, kind_of_function, name)
     function.linkage = "internal"
     function.attributes.add("noinline")
     named = {}

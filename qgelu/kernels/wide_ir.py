@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final
 from llvmlite import ir
 
 from qgelu.kernels.block_walk import walk_blocks
-from qgelu.kernels.vector_ir import I16, I32, I64, POINTER, VectorBuilder, constants, define, splat, vector
+from qgelu.kernels.vector_ir import CACHE_LINE, I16, I32, I64, POINTER, VectorBuilder, constants, define, splat, vector
 
 GROUP_CHANNELS: Final = 256
 """Channels that are worked on in all rows before the next ones: their parameters stay in the first-level cache."""
@@ -24,7 +24,6 @@ NUMBERS: Final = ("rows", "width", "count", "last_start", "last_block", "degree"
 """The kernel's arguments."""
 
 SEGMENTS: Final = 32
-CACHE_LINE: Final = 64
 
 
 class WideDialect(ABC):
