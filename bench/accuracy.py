@@ -2,15 +2,17 @@
 
     python bench/export_minilm.py -o minilm
     python bench/magika_files.py -o magika
-    python bench/accuracy.py --minilm minilm --magika magika --update-docs
+    python bench/make_outlier_models.py -o outliers
+    python bench/accuracy.py --minilm minilm --magika magika --outliers outliers --update-docs
 
-The digits model ships in the package; the other two are left out if their folders are not given. Every number comes
-from running the model on stock ONNX Runtime. Calibration and test data are apart everywhere.
+The digits model ships in the package; the others are left out if their folders are not given. Every number comes from
+running the model on stock ONNX Runtime. Calibration and test data are apart everywhere.
 """
 
 import argparse
 import platform
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -33,15 +35,36 @@ def run(model, feeds, output):
     return np.concatenate([session.run([output], feed)[0] for feed in feeds])
 
 
+@dataclass(frozen=True)
+class Setting:
+    """How to quantize: the options of qgelu.quantize that the tables vary."""
+
+    scope: str
+    bits: int
+    weight_bits: int = 8
+    target: str = "portable"
+    method: str = "output"
+
+    @property
+    def label(self):
+        """What the tables call it."""
+        more = [
+            f", {self.weight_bits}-bit weights" if self.weight_bits != 8 else "",
+            f", target {self.target}" if self.target != "portable" else "",
+            f", {self.method}" if self.method != "output" else "",
+        ]
+        return f"qgelu, {self.scope}, {self.bits} bits{''.join(more)}"
+
+
 def candidates(model, data, settings, mask=None):
-    """Yield (label, model, seconds): ours at every (scope, bits) and ONNX Runtime's two."""
+    """Yield (label, model, seconds): ours at every setting and ONNX Runtime's two."""
     start = time.perf_counter()
     statistics = calibrate(model, data, mask=mask)
     seconds = time.perf_counter() - start
-    for scope, bits in settings:
+    for setting in settings:
         start = time.perf_counter()
-        result = quantize(model, calibration=statistics, scope=scope, bits=bits).model
-        yield f"qgelu, {scope}, {bits} bits", result, seconds + time.perf_counter() - start
+        result = quantize(model, calibration=statistics, **vars(setting)).model
+        yield setting.label, result, seconds + time.perf_counter() - start
     source = calibration.open_data(data, calibration.input_specs(model))
     for name in BASELINES:
         start = time.perf_counter()
@@ -69,7 +92,7 @@ def digits():
     output = model.graph.output[0].name
     expected = run(model, [feeds], output)
     rows = [["float", f"{100 * (expected.argmax(1) == labels).mean():.2f} %", "-", "-", "-"]]
-    settings = [("ffn", 8), ("ffn", 6), ("ffn", 4), ("activation", 8), ("activation", 6), ("activation", 4)]
+    settings = [Setting(scope, bits) for scope in ("ffn", "activation") for bits in (8, 6, 4)]
     for label, quantized, _ in candidates(model, demo.load_calibration(), settings):
         actual = run(quantized, [feeds], output)
         cosine = cosines(expected, actual)
@@ -81,20 +104,97 @@ def digits():
     return table(["digits", "accuracy", "same label as float", "cosine", "worst image"], rows)
 
 
-def minilm(folder):
+class Sentences:
+    """all-MiniLM-L6-v2, its sentences, and what the float model makes of those for the test."""
+
+    def __init__(self, folder):
+        self.model = onnx.load(folder / "model.onnx")
+        self.data = str(folder / "calibration")
+        self.feeds = [dict(np.load(path)) for path in sorted((folder / "test").glob("*.npz"))]
+        self.expected = run(self.model, self.feeds, "sentence_embedding")
+        self.near = neighbours(self.expected)
+
+    def quality(self, model):
+        """Return mean and worst cosine, and recall@10, as text."""
+        actual = run(model, self.feeds, "sentence_embedding")
+        cosine = cosines(self.expected, actual)
+        recall = np.mean([len(a & b) / len(a) for a, b in zip(self.near, neighbours(actual), strict=True)])
+        return [f"{cosine.mean():.5f}", f"{cosine.min():.4f}", f"{recall:.3f}"]
+
+
+SENTENCE_SETTINGS = [
+    *(Setting("ffn", bits) for bits in (8, 7, 6, 5, 4)),
+    Setting("ffn", 8, weight_bits=7),
+    Setting("ffn", 8, weight_bits=4),
+    Setting("ffn", 8, target="qdq"),
+    Setting("activation", 8),
+    Setting("activation", 6),
+]
+QUALITY = ["cosine", "worst sentence", "recall@10"]
+METHODS = ("output", "minmax", "percentile", "mse", "entropy")
+
+
+def minilm(sentences):
     """Sentence embeddings of all-MiniLM-L6-v2."""
-    model = onnx.load(folder / "model.onnx")
-    feeds = [dict(np.load(path)) for path in sorted((folder / "test").glob("*.npz"))]
-    expected = run(model, feeds, "sentence_embedding")
-    near = neighbours(expected)
     rows = []
-    settings = [("ffn", 8), ("ffn", 7), ("ffn", 6), ("ffn", 5), ("activation", 8), ("activation", 6)]
-    for label, quantized, seconds in candidates(model, str(folder / "calibration"), settings, mask="attention_mask"):
-        actual = run(quantized, feeds, "sentence_embedding")
-        cosine = cosines(expected, actual)
-        recall = np.mean([len(a & b) / len(a) for a, b in zip(near, neighbours(actual), strict=True)])
-        rows.append([label, f"{cosine.mean():.5f}", f"{cosine.min():.4f}", f"{recall:.3f}", f"{seconds:.0f} s"])
-    return table(["all-MiniLM-L6-v2", "cosine", "worst sentence", "recall@10", "calibrate and quantize"], rows)
+    for label, quantized, seconds in candidates(sentences.model, sentences.data, SENTENCE_SETTINGS, "attention_mask"):
+        rows.append([label, *sentences.quality(quantized), f"{seconds:.0f} s"])
+        print(rows[-1], flush=True)
+    return table(["all-MiniLM-L6-v2", *QUALITY, "calibrate and quantize"], rows)
+
+
+def methods(sentences):
+    """The same by each way of picking the ranges of an FFN."""
+    statistics = calibrate(sentences.model, sentences.data, mask="attention_mask")
+    rows = []
+    for bits in (8, 6):
+        for method in METHODS:
+            quantized = quantize(sentences.model, calibration=statistics, bits=bits, method=method).model
+            rows.append([f"{bits} bits, {method}", *sentences.quality(quantized)])
+            print(rows[-1], flush=True)
+    return table(["FFNs", *QUALITY], rows)
+
+
+def few_sentences(sentences, counts=(8, 32, 64, 128, 256)):
+    """The same by how many sentences calibrate."""
+    files = [dict(np.load(path)) for path in sorted(Path(sentences.data).glob("*.npz"))]
+    batches = [
+        {name: array[i : i + 8] for name, array in file.items()}
+        for file in files
+        for i in range(0, len(file["input_ids"]), 8)
+    ]
+    rows = []
+    for count in counts:
+        chosen = batches[: count // 8]
+        tokens = sum(int(batch["attention_mask"].sum()) for batch in chosen)
+        statistics = calibrate(sentences.model, chosen, mask="attention_mask")
+        for bits in (8, 6):
+            quantized = quantize(sentences.model, calibration=statistics, bits=bits).model
+            rows.append([f"{count} ({tokens:,} tokens)", str(bits), *sentences.quality(quantized)])
+            print(rows[-1], flush=True)
+    return table(["sentences that calibrate", "bits", *QUALITY], rows)
+
+
+OUTLIER_MODELS = {"gpt2": "GPT-2, tanh GELU", "vit": "ViT, erf GELU", "clip": "CLIP, QuickGELU"}
+
+
+def outliers(folder):
+    """Hidden states of the models with outlier channels."""
+    rows = []
+    for name, title in OUTLIER_MODELS.items():
+        model = onnx.load(folder / f"{name}.onnx")
+        feeds = [dict(np.load(folder / f"{name}_test.npz"))]
+        output = model.graph.output[0].name
+        expected = run(model, feeds, output)
+        expected = expected.reshape(-1, expected.shape[-1])
+        settings = [Setting("ffn", bits) for bits in (8, 6, 4)] + [Setting("ffn", 8, weight_bits=4)]
+        for label, quantized, _ in candidates(model, str(folder / f"{name}_calibration.npz"), settings):
+            actual = run(quantized, feeds, output).reshape(expected.shape)
+            cosine = cosines(expected, actual)
+            error = np.linalg.norm(expected - actual) / np.linalg.norm(expected)
+            rows.append([title, label, f"{cosine.mean():.5f}", f"{cosine.min():.4f}", f"{error:.4f}"])
+            print(rows[-1], flush=True)
+    return table(["model", "", "cosine", "worst position", "relative error"], rows)
 
 
 def magika(folder):
@@ -105,7 +205,7 @@ def magika(folder):
     output = model.graph.output[0].name
     expected = run(model, feeds, output)
     rows = []
-    settings = [("activation", bits) for bits in (8, 9, 10, 12)]
+    settings = [Setting("activation", bits) for bits in (8, 9, 10, 12)]
     for label, quantized, _ in candidates(model, str(folder / "calibration.npz"), settings):
         actual = run(quantized, feeds, output)
         same = (expected.argmax(1) == actual.argmax(1)).mean()
@@ -119,13 +219,17 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minilm", type=Path, metavar="DIR", help="what bench/export_minilm.py wrote")
     parser.add_argument("--magika", type=Path, metavar="DIR", help="what bench/magika_files.py wrote")
+    parser.add_argument("--outliers", type=Path, metavar="DIR", help="what bench/make_outlier_models.py wrote")
     parser.add_argument("--update-docs", action="store_true", help="write the tables into docs/accuracy.md")
     options = parser.parse_args()
     tables = {"digits": digits()}
     if options.minilm:
-        tables["minilm"] = minilm(options.minilm)
+        sentences = Sentences(options.minilm)
+        tables |= {part.__name__: part(sentences) for part in (minilm, methods, few_sentences)}
     if options.magika:
         tables["magika"] = magika(options.magika)
+    if options.outliers:
+        tables["outliers"] = outliers(options.outliers)
     versions = f"ONNX Runtime {onnxruntime.__version__}, NumPy {np.__version__}, Python {platform.python_version()}"
     tables["versions"] = [f"Measured with {versions}, {platform.machine()}."]
     for name, lines in tables.items():
