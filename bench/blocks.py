@@ -13,7 +13,9 @@ the portable graph, and nobody is far from float. Then all run in turn, A B C A 
 import argparse
 import json
 import os
+import statistics
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,17 +71,20 @@ def session(model: onnx.ModelProto, threads: int, native: bool = False) -> onnxr
     return onnxruntime.InferenceSession(model.SerializeToString(), options)
 
 
+def ours(job: Job, target: str = "portable") -> onnx.ModelProto:
+    """Return our model; the search for scales takes minutes on twelve layers, and changes numbers, not the graph."""
+    return qgelu.quantize(job.model, job.calibration, target=target, method="minmax").model
+
+
 def models(job: Job) -> dict[str, onnx.ModelProto]:
-    """Return the quantized models by contestant."""
-    statistics = qgelu.calibrate(job.model, job.calibration)
+    """Return the models by contestant."""
     sites = find_sites(job.model).sites
     made = {FLOAT: job.model}
     for name in ("ort-static", "ort-dynamic"):
         source = calibration.open_data(job.calibration, calibration.input_specs(job.model))
         made[f"ONNX Runtime, {name.removeprefix('ort-')}"] = run_baseline(name, job.model, sites, source)
-    made["qgelu, target qdq"] = qgelu.quantize(job.model, calibration=statistics, target="qdq").model
-    # The search for scales takes minutes on twelve layers, and changes numbers, not the graph.
-    made[PORTABLE] = made[NATIVE] = qgelu.quantize(job.model, calibration=statistics, method="minmax").model
+    made["qgelu, target qdq"] = ours(job, "qdq")
+    made[PORTABLE] = made[NATIVE] = ours(job)
     return made
 
 
@@ -140,7 +145,7 @@ def measure(job: Job, threads: list[int], rounds: int) -> list[dict[str, Any]]:
 def block_job() -> Job:
     rows, hidden, inner = BLOCK
     random = np.random.default_rng(7)
-    batches = [{"x": random.normal(0, 1, (rows, hidden)).astype(np.float32)} for _ in range(9)]
+    batches = [{"x": random.normal(0, 1, (1, rows, hidden)).astype(np.float32)} for _ in range(9)]
     title = f"FFN block, {rows} x {hidden} x {inner} x {hidden}"
     return Job(title, encoders.ffn_block(hidden, inner), batches[0], batches[1:])
 
@@ -158,31 +163,117 @@ def minilm_job(folder: Path) -> Job:
     return Job(f"all-MiniLM-L6-v2, 8 x {width} tokens", model, feed, calibrating)
 
 
-def profile(job: Job) -> list[list[str]]:
-    """Return rows of what the native block spends its time on, by ONNX Runtime's own profile, one thread."""
-    model = models(job)[NATIVE]
+def profile(job: Job, runs: int = 200) -> list[dict[str, Any]]:
+    """Return what the native block spends its time on, one thread, by ONNX Runtime's own profile."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
+    options.log_severity_level = 3
     options.enable_profiling = True
-    options.profile_file_prefix = "/tmp/qgelu-profile"
     qgelu.register(options)
-    runner = onnxruntime.InferenceSession(model.SerializeToString(), options)
-    for _ in range(300):
-        runner.run(None, job.feed)
-    path = Path(runner.end_profiling())
-    events = json.loads(path.read_text())
-    path.unlink()
-    seconds: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory(prefix="qgelu-profile-") as folder:
+        options.profile_file_prefix = str(Path(folder) / "profile")
+        runner = onnxruntime.InferenceSession(ours(job).SerializeToString(), options)
+        for _ in range(runs):
+            runner.run(None, job.feed)
+        events = json.loads(Path(runner.end_profiling()).read_text())
+    taken: dict[tuple[str, str], list[int]] = {}
     for event in events:
         if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
-            key = event["args"]["op_name"] + " " + event["name"]
-            seconds.setdefault(key, []).append(event["dur"])
-    for k, v in sorted(seconds.items(), key=lambda kv: -np.median(kv[1])):
-        print(f"{k:70} {np.median(v):8.1f} {len(v)}")
+            taken.setdefault((event["args"]["op_name"], event["name"]), []).append(event["dur"])
+    return [{"node": node, "microseconds": statistics.median(times)} for (node, _), times in taken.items()]
+
+
+WHAT = {
+    "Mul": "scales of the input's channels",
+    "Add": "shifts of the input's channels",
+    "QuantizeLinear": "codes of the input",
+    "MatMulInteger": "first matmul",
+    "RequantizeGelu": "bias, activation, codes",
+    "MatMulIntegerToFloat": "second matmul, scales and bias",
+}
+
+
+def update_docs(result: dict[str, Any]) -> None:
+    """Renew the parts of docs/performance.md."""
+    rows = result["rows"]
+    for mark, jobs in (("block", [rows[0]["job"]]), ("encoders", list(dict.fromkeys(row["job"] for row in rows))[1:])):
+        lines = []
+        for job in jobs:
+            for threads in sorted({row["threads"] for row in rows}):
+                for row in (row for row in rows if row["job"] == job and row["threads"] == threads):
+                    lower, upper = row["quartiles"]
+                    ratio = f"{row['times_limit']:.2f}" if row["times_limit"] else None
+                    lines.append(
+                        [
+                            *([] if mark == "block" else [job]),
+                            str(threads),
+                            row["contestant"],
+                            f"{row['milliseconds']:.2f} ({lower:.2f} to {upper:.2f})",
+                            *([ratio or ""] if mark == "block" else []),
+                            f"{row['times_float']:.2f}",
+                        ]
+                    )
+        header = ["threads", "", "ms", "x float"]
+        header = [*header[:3], "x limit", header[3]] if mark == "block" else ["model", *header]
+        replace(PAGE, mark, table(header, lines))
+    total = sum(entry["microseconds"] for entry in result["profile"])
+    lines = [
+        [
+            entry["node"],
+            WHAT.get(entry["node"], ""),
+            f"{entry['microseconds']:.0f}",
+            f"{entry['microseconds'] / total:.1%}",
+        ]
+        for entry in result["profile"]
+        if entry["microseconds"] >= 0.001 * total
+    ]
+    replace(PAGE, "profile", table(["operator", "what for", "us", "share"], lines))
+    replace(
+        PAGE,
+        "blocks_machine",
+        [
+            f"{result['cpu']}, {os.cpu_count()} cores; "
+            + ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+            + f". Medians of {result['rounds']} measurements, quartiles in brackets."
+        ],
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.blocks", description=__doc__.splitlines()[0])
+    parser.add_argument("--minilm", type=Path, metavar="DIR", help="what bench/export_minilm.py wrote")
+    parser.add_argument("--rounds", type=int, default=21, help="measurements per contestant")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write everything as JSON")
+    parser.add_argument("--update-docs", action="store_true", help="renew docs/performance.md")
+    options = parser.parse_args()
+    every = os.cpu_count() or 1
+    jobs = [block_job(), encoder_job("BERT-base, 128 tokens", encoders.bert())]
+    jobs.append(encoder_job("ViT-B, 197 tokens", encoders.vit()))
+    if options.minilm:
+        jobs.append(minilm_job(options.minilm))
+    rows = []
+    for job in jobs:
+        rows += measure(job, sorted({1, every}), options.rounds)
+        for row in (row for row in rows if row["job"] == job.title):
+            limit_text = f"{row['times_limit']:.2f} x limit, " if row["times_limit"] else ""
+            print(
+                f"{row['job']}, {row['threads']} thread(s), {row['contestant']:24} {row['milliseconds']:8.2f} ms, "
+                f"{limit_text}{row['times_float']:.2f} x float",
+                flush=True,
+            )
+    result = {
+        "cpu": cpu_model(),
+        "config": qgelu.get_config(),
+        "versions": {"onnxruntime": onnxruntime.__version__, "qgelu": qgelu.__version__, "numpy": np.__version__},
+        "rounds": options.rounds,
+        "rows": rows,
+        "profile": profile(jobs[0]),
+    }
+    if options.output:
+        options.output.write_text(json.dumps(result, indent=2) + "\n")
+    if options.update_docs:
+        update_docs(result)
 
 
 if __name__ == "__main__":
-    job = block_job()
-    for row in measure(job, [1], 41):
-        print(row["contestant"], round(row["milliseconds"], 3), row["times_limit"] and round(row["times_limit"], 3), round(row["times_float"], 3))
-    profile(job)
+    main()

@@ -43,7 +43,7 @@ def with_weights(model, statistics):
 
 
 def recorded(model, feeds, mask=None):
-    """Return the values before each activation of a float model, float64 arrays by site, padding left out."""
+    """Return the values before each activation of a float model, float32 arrays by site, padding left out."""
     sites = find_sites(model).sites
     tapped = onnx.ModelProto()
     tapped.CopyFrom(model)
@@ -55,9 +55,7 @@ def recorded(model, feeds, mask=None):
         found = session.run([site.input for site in sites], feed)
         for site, tensor in zip(sites, found, strict=True):
             values[site.name].append(tensor[feed[mask] != 0] if mask else tensor)
-    return sites, {
-        name: np.concatenate([part.ravel() for part in parts], dtype=float) for name, parts in values.items()
-    }
+    return sites, {name: np.concatenate([part.ravel() for part in parts]) for name, parts in values.items()}
 
 
 RANGES = {
@@ -83,7 +81,7 @@ def preactivations(title, statistics, sites, values):
                 tensor = statistics.tensors[site.input]
                 low, high = choose(tensor.minimum, tensor.maximum, tensor, site, bits)
                 params = qparams_from_range(low, high, bits, signed=False)
-                x = values[site.name]
+                x = values[site.name].astype(float)
                 exact = evaluate(x, site.activation, site.alpha)
                 error = evaluate(params.dequantize(params.quantize(x)), site.activation, site.alpha) - exact
                 decibels.append(10 * np.log10((exact**2).sum() / (error**2).sum()))

@@ -66,10 +66,11 @@ class _Graph:
 
 
 def ffn_block(hidden, inner):
-    """Return x float32 [rows, hidden] -> MatMul, Add, Gelu, MatMul, Add -> y."""
+    """Return x float32 [batch, sequence, hidden] -> MatMul, Add, Gelu, MatMul, Add -> y."""
     graph = _Graph(1)
     return graph.model(
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", hidden])], graph.ffn("x", hidden, inner)
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", "sequence", hidden])],
+        graph.ffn("x", hidden, inner),
     )
 
 
@@ -129,5 +130,3 @@ def feeds(model, batch, sequence=128, seed=5):
     if model.graph.input[0].name == "tokens":
         return {"tokens": random.integers(0, 30522, (batch, sequence))}
     return {"pixels": random.normal(0, 1, (batch, 3, 224, 224)).astype(np.float32)}
-
-

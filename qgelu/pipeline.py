@@ -34,7 +34,6 @@ from qgelu.graph.sites import find_sites
 from qgelu.labels import check_labels
 from qgelu.pair_saturation import check_target_cpu, pair_saturation_notes
 from qgelu.plan import Plan
-from qgelu.qparams import QParams
 from qgelu.reference_store import ReferenceStore
 from qgelu.sessions import ModelRunner
 from qgelu.table_plan import TablePlan, make_table_plan
@@ -326,14 +325,6 @@ def _integer_block(site: Site, choice: _Choice) -> IntegerFfn:
     return assemble_ffn(block, found.input, found.output, found.first, found.second, found.weight_limit)
 
 
-def _tensor_qparams(choice: _Choice, name: str) -> QParams:
-    import calibration
-
-    statistics = _tensor_statistics(choice.statistics, name)
-    low, high = calibration.pick_range(statistics, "minmax", choice.bits, signed=False)
-    return calibration.qparams_from_range(low, high, choice.bits, signed=False)
-
-
 def _check_finite(ffn: Ffn) -> None:
     for linear in (ffn.first, ffn.second):
         if not np.isfinite(linear.weight).all():
@@ -358,21 +349,13 @@ def _rewrite(
     note = "" if site.scope == "ffn" or scope == "activation" else site.reason
     if scope == "ffn" and site.ffn is not None:
         _check_finite(site.ffn)
-        if choice.target == "qdq":
-            plan = choice.once("activation", site, _activation_plan)
-            input = _tensor_qparams(choice, site.ffn.first.input)
-            try:
-                rewrite_qdq_ffn(editor, site, site.ffn, plan, input, element_type)
-            except QGeluError as error:
-                rewrite_qdq_activation(editor, site, plan, element_type)
-                return plan, "activation", str(error)
-            return plan, "ffn", ""
         try:
             block = choice.once("ffn", site, _integer_block)
         except QGeluError as error:
             note = str(error)
         else:
-            rewrite_ffn(editor, site, site.ffn, block, element_type)
+            rewrite = rewrite_qdq_ffn if choice.target == "qdq" else rewrite_ffn
+            rewrite(editor, site, site.ffn, block, element_type)
             return block.plan, "ffn", ""
     plan = choice.once("activation", site, _activation_plan)
     if choice.target == "qdq":
@@ -611,8 +594,6 @@ def quantize(
 
 def _few_samples_notes(job: _Job, done: Iterable[QuantizedSite]) -> tuple[str, ...]:
     """Return one line if FFNs were calibrated with few samples."""
-    if job.choice.target == "qdq":  # per tensor, from few numbers
-        return ()
     whole = ffn_bits(done)
     seen = [
         (statistics.count // statistics.channels, statistics.channels)

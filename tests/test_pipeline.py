@@ -180,7 +180,7 @@ def test_few_samples_are_said_in_one_line():
     assert "at least 1000" in note
     assert not quantize(model, batches(16), target_cpu="vnni").notes
     assert not quantize(model, batches(2), target_cpu="vnni", scope="activation").notes
-    assert not quantize(model, batches(2), target_cpu="vnni", target="qdq").notes
+    assert "only 128 rows" in quantize(model, batches(2), target_cpu="vnni", target="qdq").notes[0]
 
 
 @pytest.mark.parametrize("method", ["minmax", "mse"])
@@ -284,6 +284,25 @@ def test_qdq_runs_on_onnx_runtime():
         assert not any(node.domain == DOMAIN for node in result.model.graph.node)
         inputs = batches(1, seed=7)[0]
         assert zoo.relative_error(zoo.run(model, inputs)[0], zoo.run(result.model, inputs)[0]) < 0.03
+
+
+def test_qdq_has_the_numbers_of_the_integer_block():
+    """Also where channels differ by far: their scales are in the weights, and one scale per tensor is enough."""
+    model, loud = ffn_model(), np.array([1, 1, 30, 1, 0.05, 1], np.float32)
+    data = [{"x": feed["x"] * loud + loud} for feed in batches(16)]
+    inputs = {"x": batches(1, seed=7)[0]["x"] * loud + loud}
+    expected = zoo.run(model, inputs)[0]
+    portable, qdq = (quantize(model, data, target=target) for target in ("portable", "qdq"))
+    assert portable.sites[0].plan.to_json() == qdq.sites[0].plan.to_json()
+    for name in ("QuantizeLinear", "DequantizeLinear"):
+        for node in (node for node in qdq.model.graph.node if node.op_type == name):
+            (scale,) = (value for value in qdq.model.graph.initializer if value.name == node.input[1])
+            assert scale.dims == [] or "weight" in node.name
+    integers, floats = (zoo.run(result.model, inputs)[0] for result in (portable, qdq))
+    error = zoo.relative_error(expected, integers)
+    assert error < 0.02
+    # Nothing but the activation's last rounding is left between them.
+    assert zoo.relative_error(integers, floats) < 0.3 * error
 
 
 def test_metadata_holds_the_plans():
