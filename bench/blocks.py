@@ -6,8 +6,8 @@
     python -m bench.blocks -o blocks.json
 
 The limit of a block is its two integer matmuls by themselves, uint8 by int8, as ONNX Runtime runs them. Everybody
-quantizes the FFNs' matmuls only. Every result is checked before anything is timed: the native kernels give the bits of
-the portable graph, and nobody is far from float. Then all run in turn, A B C A B C.
+quantizes the FFNs' matmuls only. Every result is checked before anything is timed: in the block the native kernels give
+the bits of the portable graph, and nobody is far from float. Then all run in turn, A B C A B C.
 """
 
 import argparse
@@ -38,6 +38,9 @@ PAGE = "docs/performance.md"
 BLOCK = (128, 768, 3072)
 FURTHEST = 0.15
 """Largest relative error of an output against float before something must be wrong: scales per tensor reach 0.1."""
+
+FUSED = 0.01
+"""Largest relative difference that rounding in the float rest of an encoder may make: codes flip by one."""
 
 LIMIT, FLOAT, PORTABLE, NATIVE = "two bare MatMulInteger", "float", "qgelu, portable", "qgelu, native"
 
@@ -95,8 +98,12 @@ def check(job: Job, results: dict[str, list[np.ndarray]]) -> None:
         error = np.linalg.norm(actual - expected) / np.linalg.norm(expected)
         if not error < FURTHEST:
             sys.exit(f"error: {job.title}, {name}: relative error {error:.3f} against float")
-    if not all(np.array_equal(a, b) for a, b in zip(results[PORTABLE], results[NATIVE], strict=True)):
+    portable, native = results[PORTABLE][0], results[NATIVE][0]
+    if job.title == block_job().title and not np.array_equal(portable, native):
         sys.exit(f"error: {job.title}: native kernels and portable graph differ")
+    # In an encoder ONNX Runtime fuses other float nodes once the functions are inlined, and rounds otherwise there.
+    if not np.linalg.norm(portable - native) < FUSED * np.linalg.norm(portable):
+        sys.exit(f"error: {job.title}: native kernels and portable graph are far apart")
 
 
 def limit(threads: int) -> Callable[[], Any]:

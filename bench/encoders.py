@@ -5,7 +5,6 @@ values neither die out nor explode from layer to layer.
 """
 
 import numpy as np
-import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 OPSET = 20  # the first with Gelu
