@@ -28,17 +28,17 @@ _LARGEST_CONFIG: Final = 1 << 20  # bytes; a larger file is not a configuration
 _ALPHA_TOLERANCE: Final = 1e-3
 
 
-def caveats(findings: Findings, path: str | PathLike[str]) -> tuple[str, ...]:
+def caveats(findings: Findings, path: str | PathLike[str] | None = None) -> tuple[str, ...]:
     """Return what hurts people who use a model without knowing it, a line each.
 
     Parameters
     ----------
     findings : Findings
         Of the model.
-    path : path
+    path : path, optional
         Of its file: a ``config.json`` beside it, or beside the folder ``onnx`` that it is in, is read.
     """
-    return (*_mixed(findings), *_disagreement(findings, Path(path)))
+    return (*_mixed(findings), *(() if path is None else _disagreement(findings, Path(path))))
 
 
 def _counted(sites: list[Site]) -> str:

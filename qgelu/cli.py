@@ -126,13 +126,21 @@ def _split(names: Sequence[str]) -> list[str] | None:
     return [part.strip() for value in names for part in value.split(",") if part.strip()] or None
 
 
-def _check_output(output: str, *inputs: str) -> None:
-    """Refuse an output that cannot be written, or that would replace an input, before any work is done."""
+def _check_output(output: str, *inputs: str | None) -> None:
+    """Refuse an output that cannot be written, or that would replace an input, before any work is done.
+
+    An input may be a folder of batches.
+    """
     from qgelu.atomic_file import check_writable
 
     check_writable(output)
+    if not os.path.exists(output):
+        return
+    places = [output]
+    if output.lower().endswith((".npz", ".npy")):
+        places.append(os.path.dirname(os.path.realpath(output)))
     for name in inputs:
-        if os.path.exists(output) and os.path.exists(name) and os.path.samefile(output, name):
+        if name is not None and os.path.exists(name) and any(os.path.samefile(place, name) for place in places):
             raise QGeluError(f"{output} is an input of this command: name another file to write")
 
 
@@ -242,7 +250,7 @@ def calibrate(
                 raise click.UsageError(f"{option} does not go with --merge: leave it out")
         if len(files) < 2:
             raise click.UsageError("--merge joins two calibrations or more: name them before -o")
-        _check_output(output)
+        _check_output(output, *files)
         from calibration import Calibration, CalibrationError
 
         found = Calibration.load(files[0])
@@ -257,7 +265,7 @@ def calibrate(
             raise click.UsageError("one MODEL is calibrated at a time: to join calibrations, add --merge")
         if data is None:
             raise click.UsageError("missing option '--data': name the data to run the model on")
-        _check_output(output, files[0])
+        _check_output(output, files[0], data)
         from qgelu.pipeline import calibrate as run_calibration
 
         with StageProgress(console) as progress:
@@ -374,7 +382,7 @@ def quantize(
         raise click.UsageError("--mask does not go with --calibration: the mask is part of it")
     if bits is not None and (target_metric is not None or max_drop is not None):
         raise click.UsageError("--bits does not go with a goal, for which bits are searched: leave it out")
-    _check_output(output, model)
+    _check_output(output, model, data, calibration, test, labels)
     from calibration.model_size import model_bytes
     from qgelu.labels import load_labels
     from qgelu.pipeline import DEFAULT_BITS
@@ -535,7 +543,7 @@ def report(
 
     for path in outputs:
         check_report_path(path)
-        _check_output(path, model, data)
+        _check_output(path, model, data, calibration, test, labels)
     stored = _load_calibration(calibration)
     known = None if labels is None else load_labels(labels)
     console = make_console()

@@ -17,6 +17,7 @@ from calibration.model_size import model_bytes
 from qgelu.accuracy_goal import AccuracyGoal, read_goal
 from qgelu.activations import dip, evaluate
 from qgelu.bit_search import BitTrade, search_bits
+from qgelu.caveats import caveats
 from qgelu.errors import QGeluError
 from qgelu.evaluation import check_mask, reference_batches
 from qgelu.ffn import FloatFfn, IntegerFfn, assemble_ffn
@@ -110,7 +111,7 @@ class QuantizedModel:
     trade : BitTrade or None
         How the bits of each site were found; None if they were given.
     notes : tuple of str
-        What the user must know about the target CPU, a line each.
+        What the user must know about the model, its calibration and the target CPU, a line each.
     """
 
     model: onnx.ModelProto
@@ -569,7 +570,8 @@ def quantize(
     original = as_model(model)
     check_not_quantized(original, model_name(model))
     proto = prepared(original)
-    chosen = select_sites(find_sites(proto), sites)
+    findings = find_sites(proto)
+    chosen = select_sites(findings, sites)
     if (data is None) == (calibration is None):
         raise QGeluError("give either data or a calibration")
     check_mask(mask, [spec.name for spec in input_specs(original)])
@@ -589,7 +591,8 @@ def quantize(
         result = job.build(dict.fromkeys((site.name for site in chosen), uniform), report)
     _check_result(result.model, proto)
     notes = pair_saturation_notes(result.model, ffn_bits(result.sites), target_cpu)
-    return dataclasses.replace(result, notes=(*_few_samples_notes(job, result.sites), *notes))
+    warnings = caveats(findings, None if isinstance(model, onnx.ModelProto) else model)
+    return dataclasses.replace(result, notes=(*warnings, *_few_samples_notes(job, result.sites), *notes))
 
 
 def _few_samples_notes(job: _Job, done: Iterable[QuantizedSite]) -> tuple[str, ...]:

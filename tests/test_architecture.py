@@ -38,6 +38,7 @@ LAYERS = [
         "qgelu.accuracy_goal",
         "qgelu.accuracy_metric",
         "qgelu.bit_search",
+        "qgelu.caveats",
         "qgelu.evaluation",
         "qgelu.labels",
         "qgelu.output_comparison",
@@ -47,7 +48,6 @@ LAYERS = [
     },
     {"qgelu.pipeline", "qgelu.simulation"},
     {
-        "qgelu.caveats",
         "qgelu.atomic_file",
         "qgelu.dip_check",
         "qgelu.executor_check",

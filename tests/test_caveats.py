@@ -2,11 +2,14 @@
 
 import json
 
+import numpy as np
+import onnx
 import pytest
 from site_models import SPELLINGS, Builder, model_of
 
 from qgelu.caveats import caveats
 from qgelu.graph.sites import find_sites
+from qgelu.pipeline import quantize
 
 
 def findings_of(*activations):
@@ -107,3 +110,15 @@ def test_the_folder_is_found_from_inside_it(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text('{"hidden_act": "relu"}')
     monkeypatch.chdir(tmp_path / "onnx")
     assert len(caveats(findings_of("gelu"), "model.onnx")) == 1
+
+
+def test_quantize_says_them_too(tmp_path):
+    b = Builder()
+    x = SPELLINGS["gelu_tanh"][next(iter(SPELLINGS["gelu_tanh"]))](b, "x")
+    path = tmp_path / "model.onnx"
+    onnx.save(model_of(b, {"x": ("n", 5)}, [x]), path)
+    (tmp_path / "config.json").write_text('{"hidden_act": "gelu"}')
+    data = [{"x": np.linspace(-4, 4, 40, dtype=np.float32).reshape(8, 5)}]
+    (note,) = quantize(path, data, scope="activation").notes
+    assert "says hidden_act 'gelu', and the graph computes gelu_tanh at 1 site" in note
+    assert not quantize(onnx.load(path), data, scope="activation").notes
