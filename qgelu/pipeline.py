@@ -311,6 +311,10 @@ def _activation_plan(site: Site, choice: _Choice) -> TablePlan:
     return make_table_plan(source, output, site.activation, site.alpha)
 
 
+_USELESS_ERROR: Final = 0.9
+"""Relative error of an FFN's output from which on integers keep nothing of it; a constant output has about 1."""
+
+
 def _integer_block(site: Site, choice: _Choice) -> IntegerFfn:
     ffn = site.ffn
     assert ffn is not None
@@ -323,6 +327,11 @@ def _integer_block(site: Site, choice: _Choice) -> IntegerFfn:
         choice.weight_bits,
         choice.method,
     )
+    if found.relative_error > _USELESS_ERROR:
+        raise QGeluError(
+            f"on the calibration data its integers err by {found.relative_error:.3g} times its output "
+            "(values too small, or too few bits): leave this site out"
+        )
     return assemble_ffn(block, found.input, found.output, found.first, found.second, found.weight_limit)
 
 

@@ -151,6 +151,17 @@ def test_weights_that_are_not_finite_are_refused(name, message, value, target):
         quantize(model_of(ffn_nodes(), values), batches(), target=target)
 
 
+@pytest.mark.parametrize("target", ["portable", "qdq"])
+def test_blocks_of_values_too_small_for_integers_fall_back(target):
+    values = weights()
+    values["b1"][:], values["b2"][:] = 0, 0
+    model, data = model_of(ffn_nodes(), values), [{"x": 1e-12 * feed["x"]} for feed in batches()]
+    result = quantize(model, data, target=target)
+    assert result.sites[0].scope == "activation"
+    assert "times its output (values too small, or too few bits): leave this site out" in result.sites[0].note
+    assert error_of(model, result, data) < 0.02
+
+
 def test_float16_activations_that_overflow_are_counted():
     nodes = [helper.make_node("Add", ["x", "x"], ["h"]), *silu("h", "y")]
     model = model_of(nodes, {}, dtype=TensorProto.FLOAT16)
